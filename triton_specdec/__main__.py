@@ -1,0 +1,7 @@
+"""`python -m triton_specdec`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,67 @@
+"""Command line: `triton-specdec demo`, also `python -m triton_specdec`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from . import __version__
+from .verify import RULES
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(prog="triton-specdec", description="Sampling and speculative decoding.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="generate text with the embedded model pair, and measure it",
+        description="Generates text with the embedded pair of byte-level models, shows which tokens the draft gave, "
+        "and measures speculative beside plain decoding of the same target in the same run.",
+    )
+    demo.add_argument("--prompt", help="text to continue (default: lines in the manner of a play)")
+    demo.add_argument(
+        "-k", "--num-speculative-tokens", type=_at_least(1), default=4, metavar="K", help="drafts a round (4)"
+    )
+    demo.add_argument("--rule", choices=RULES, default="rejection", help="rule of verification (rejection)")
+    demo.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (0.8)")
+    demo.add_argument("--top-k", type=int, metavar="K", help="keep the K first of the rank order (off)")
+    demo.add_argument("--top-p", type=float, metavar="P", help="keep the nucleus of mass P (off)")
+    demo.add_argument("--batch", type=_at_least(1), default=1, metavar="B", help="rows generated at once (1)")
+    demo.add_argument("--seed", type=int, default=0, help="row b draws with seed + b (0)")
+    demo.add_argument("--max-new-tokens", type=_at_least(1), default=192, metavar="N", help="length of the text (192)")
+    demo.add_argument("--repeats", type=_at_least(1), default=3, metavar="R", help="paired timed runs (3)")
+    demo.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads (torch's default)")
+    demo.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0, 1 where a check failed, 2 for wrong arguments."""
+    args = build_parser().parse_args(argv)
+    from . import demo
+
+    try:
+        return demo.run(args)
+    except (ValueError, TypeError) as error:
+        print(f"triton-specdec {args.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader has gone (a pager, head): nothing is left to say.
+        sys.stderr.close()
+        return 0
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be an int, got {text!r}") from None
+        if value < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
+        return value
+
+    return parse

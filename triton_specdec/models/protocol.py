@@ -1,0 +1,57 @@
+"""What a model must offer to the decode loop."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+
+@runtime_checkable
+class KVCache(Protocol):
+    """Keys and values of a batch: the token at position i of a row lives in slot i.
+
+    Attributes
+    ----------
+    lengths : int32 [B], on the model's device
+        Tokens in the cache of each row. The loop truncates a row by lowering its length.
+    bound : int
+        A number no length exceeds, known to the host without reading the device. `Model.forward` adds the tokens it
+        was fed; the loop lowers it after its one read of a round.
+    """
+
+    lengths: torch.Tensor
+    bound: int
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A decoder-only language model with a cache per row.
+
+    Attributes
+    ----------
+    vocab_size : int
+        Width of its logits.
+    max_length : int
+        Most tokens (prompt and answer) it was made for.
+    device : torch.device
+        Where its tokens go in and its logits come out.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+    @property
+    def max_length(self) -> int: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+
+    def new_cache(self, batch_size: int, capacity: int) -> KVCache:
+        """An empty cache with `capacity` slots a row."""
+        ...
+
+    def forward(self, tokens: torch.Tensor, cache: Any, *, last: torch.Tensor | None = None) -> torch.Tensor:
+        """Feed tokens int64 [B, n] at each row's own length; adds n to every length and to the bound.
+
+        Returns logits [B, n, V] after each token, or [B, 1, V] after token `last[b]` (int64 [B]) alone.
+        """
+        ...

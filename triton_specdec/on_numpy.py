@@ -1,0 +1,202 @@
+"""The reference as a backend: tensors to NumPy arrays (without a copy on the CPU), a stage, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .filter import FilteredLogits
+from .params import RowParams
+from .reference import filter as reference_filter
+from .reference import kv, penalties, rng
+from .reference import sample as reference_sample
+from .reference import verify as reference_verify
+from .reference.filter import ROW_FIELDS, Probabilities, Support
+from .verify import VerifyResult
+
+
+def filter_logits(
+    logits: torch.Tensor, params: RowParams, order: str, token_mask: torch.Tensor | None, vocab_size: int | None
+) -> FilteredLogits:
+    """See `triton_specdec.filter_logits`."""
+    rows = logits.shape[:-1]
+    mask = None if token_mask is None else _rows(token_mask)
+    values = [_array(p) for p in params]
+    s = reference_filter.filter_logits(_rows(logits), *values, order=order, token_mask=mask, vocab_size=vocab_size)
+    fields: dict[str, Any] = {n: _tensor(getattr(s, n), logits.device).reshape(rows) for n in ROW_FIELDS}
+    # On the CPU the arrays are the tensors' own memory: later stages need not wrap them again.
+    source = s if logits.device.type == "cpu" and logits.dtype != torch.bfloat16 else None
+    return FilteredLogits(
+        logits, **fields, token_mask=token_mask, vocab_size=vocab_size, backend="reference", source=source
+    )
+
+
+def probs(f: FilteredLogits) -> torch.Tensor:
+    """See `FilteredLogits.probs`."""
+    return _tensor(_support(f).probs().astype(np.float32), f.logits.device).reshape(f.logits.shape)
+
+
+def keep_mask(f: FilteredLogits) -> torch.Tensor:
+    """See `FilteredLogits.keep_mask`."""
+    return _tensor(_support(f).keep_mask(), f.logits.device).reshape(f.logits.shape)
+
+
+def log_prob(f: FilteredLogits, tokens: torch.Tensor) -> torch.Tensor:
+    """See `FilteredLogits.log_prob`."""
+    ids = _array(tokens.long()).reshape(f.shape.numel(), -1)
+    return _tensor(_support(f).log_prob(ids).astype(np.float32), f.logits.device).reshape(tokens.shape)
+
+
+def sample_uniforms(f: FilteredLogits, uniforms: torch.Tensor) -> torch.Tensor:
+    """Inverse CDF at given uniforms."""
+    return _tensor(reference_sample.sample(_support(f), _flat(uniforms)), f.logits.device).reshape(f.shape)
+
+
+def sample_seeds(f: FilteredLogits, seeds: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
+    """Inverse CDF at the uniforms of (seed, position)."""
+    u = rng.uniforms(_flat(seeds), _flat(positions), stream)
+    return _tensor(reference_sample.sample(_support(f), u), f.logits.device).reshape(f.shape)
+
+
+def sample_gumbel(f: FilteredLogits, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Argmax of log p plus Gumbel noise of (seed, position, token id)."""
+    token = reference_sample.gumbel_argmax(_support(f), _flat(seeds), _flat(positions))
+    return _tensor(token, f.logits.device).reshape(f.shape)
+
+
+def verify(
+    draft_tokens: torch.Tensor,
+    target: FilteredLogits | torch.Tensor,
+    draft: FilteredLogits | torch.Tensor | None,
+    num_draft_tokens: torch.Tensor,
+    rule: str,
+    seeds: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    uniforms: torch.Tensor | None,
+) -> VerifyResult:
+    """See `triton_specdec.verify`; either seeds and positions, or uniforms."""
+    tokens, count = _array(draft_tokens), _array(num_draft_tokens)
+    if rule == "coupled":
+        assert isinstance(target, FilteredLogits)
+        assert seeds is not None
+        assert positions is not None
+        out = reference_verify.verify_coupled(tokens, _support(target), count, _array(seeds), _array(positions))
+        return _verified(out, draft_tokens.device)
+    if uniforms is None:
+        assert seeds is not None
+        assert positions is not None
+        accept, draw = reference_verify.draw_uniforms(_array(seeds), _array(positions), tokens.shape[-1])
+    else:
+        u = _array(uniforms)
+        accept, draw = u[:, :-1], np.broadcast_to(u[:, -1:], u.shape)
+    q = None if draft is None else _law(draft)
+    out = reference_verify.verify(tokens, _law(target), q, count, rule=rule, accept_uniforms=accept, draw_uniforms=draw)
+    return _verified(out, draft_tokens.device)
+
+
+def truncate_kv_(lengths: torch.Tensor, keep: torch.Tensor, caches: list[torch.Tensor]) -> None:
+    """Truncate the lengths and zero the dropped slots of the caches."""
+    before = _array(lengths).copy()
+    with _Written(lengths) as (array,):
+        kv.truncate_lengths_(array, _array(keep))
+        after = array.copy()
+    for cache in caches:
+        with _Written(_words(cache)) as (array,):
+            kv.scrub_(array, after, before)
+
+
+def truncate_paged_kv_(
+    lengths: torch.Tensor,
+    keep: torch.Tensor,
+    block_table: torch.Tensor,
+    page_size: int,
+    free_pages: torch.Tensor,
+    num_free: torch.Tensor,
+) -> None:
+    """See `triton_specdec.truncate_paged_kv_`."""
+    with _Written(lengths, block_table, free_pages, num_free) as (n, table, pages, free):
+        kv.truncate_pages_(n, _array(keep), table, page_size, pages, free)
+
+
+def compact_kv_(caches: list[torch.Tensor], source: torch.Tensor, start: torch.Tensor, count: torch.Tensor) -> None:
+    """See `triton_specdec.compact_kv_`."""
+    for cache in caches:
+        with _Written(_words(cache)) as (array,):
+            kv.compact_(array, _array(source), _array(start), _array(count))
+
+
+def apply_penalties_(
+    logits: torch.Tensor,
+    counts: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+    prompt_mask: torch.Tensor | None,
+    draft_tokens: torch.Tensor | None,
+) -> None:
+    """See `triton_specdec.apply_penalties_`; logits [B, K + 1, V]."""
+    mask = None if prompt_mask is None else _array(prompt_mask)
+    drafts = None if draft_tokens is None else _array(draft_tokens)
+    array = _array(logits).copy()
+    values = (_array(repetition), _array(frequency), _array(presence))
+    penalties.apply_penalties_(array, _array(counts), *values, mask, drafts)
+    logits.copy_(torch.from_numpy(array))
+
+
+class _Written:
+    """Arrays over tensors that a stage writes: the tensors' own memory on the CPU, copied back from elsewhere."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def __enter__(self) -> list[np.ndarray]:
+        self.arrays = [_array(t) for t in self.tensors]
+        return self.arrays
+
+    def __exit__(self, *error: object) -> None:
+        for tensor, array in zip(self.tensors, self.arrays, strict=True):
+            if tensor.device.type != "cpu":
+                tensor.copy_(torch.from_numpy(array))
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    # NumPy has no bfloat16; float32 holds every value of it.
+    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def _rows(tensor: torch.Tensor) -> np.ndarray:
+    return _array(tensor).reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+
+
+def _flat(tensor: torch.Tensor) -> np.ndarray:
+    return _array(tensor.reshape(-1))
+
+
+def _words(cache: torch.Tensor) -> torch.Tensor:
+    """A cache as integers: its values are moved or zeroed, never computed with."""
+    return cache.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[cache.element_size()])
+
+
+def _support(f: FilteredLogits) -> Support:
+    if isinstance(f.source, Support):
+        return f.source
+    fields: dict[str, Any] = {n: _flat(getattr(f, n)) for n in ROW_FIELDS}
+    mask = None if f.token_mask is None else _rows(f.token_mask)
+    return Support(_rows(f.logits), **fields, token_mask=mask, vocab_size=f.vocab_size)
+
+
+def _law(law: FilteredLogits | torch.Tensor) -> Support | Probabilities:
+    return _support(law) if isinstance(law, FilteredLogits) else Probabilities.checked(_rows(law))
+
+
+def _verified(v: reference_verify.Verified, device: torch.device) -> VerifyResult:
+    log_probs = v.log_probs.astype(np.float32)
+    return VerifyResult(*(_tensor(a, device) for a in (v.tokens, v.num_accepted, v.num_emitted, log_probs, v.status)))

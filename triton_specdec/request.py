@@ -1,0 +1,145 @@
+"""A call of `SpecDecoder.generate`, checked as a whole before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from . import checks
+from .models.protocol import Model
+from .params import RowParams, SamplingParams, random_seeds
+from .reference import rules
+from .state import DecodeState, Penalties
+
+Prompts = Sequence[Sequence[int] | torch.Tensor] | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompts as id lists, their parameters, and when to stop."""
+
+    prompts: list[list[int]]
+    sampling: list[SamplingParams]
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    pad_token_id: int
+
+    def state(self, target: Model, num_drafts: int, rule: str) -> DecodeState:
+        """Committed tokens and parameters on the target's device."""
+        device, batch = target.device, len(self.prompts)
+        lengths = [len(p) for p in self.prompts]
+        capacity = max(lengths) + self.max_new_tokens + num_drafts + 1
+        tokens = torch.full((batch, capacity + 1), rules.PAD_TOKEN, dtype=torch.int64)
+        for row, prompt in zip(tokens, self.prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        tokens = tokens.to(device)
+
+        def column(name: str, dtype: torch.dtype, off: float = 0) -> torch.Tensor:
+            values = [getattr(s, name) for s in self.sampling]
+            return torch.tensor([off if v is None else v for v in values], dtype=dtype, device=device)
+
+        params = RowParams(
+            column("temperature", torch.float64),
+            column("top_k", torch.int64),
+            column("top_p", torch.float64, 1.0),
+            column("min_p", torch.float64),
+            column("min_tokens_to_keep", torch.int64),
+        )
+        given = torch.tensor([s.seed is not None for s in self.sampling], device=device)
+        seeds = column("seed", torch.int64)
+        seeds = seeds if given.all() else torch.where(given, seeds, random_seeds(batch, device))
+        penalties = None
+        if any(s.has_penalties for s in self.sampling):
+            mask = torch.zeros(batch, target.vocab_size + 1, dtype=torch.bool, device=device)
+            mask.scatter_(1, tokens.where(tokens >= 0, target.vocab_size), True)
+            counts = torch.zeros(batch, target.vocab_size, dtype=torch.int32, device=device)
+            penalties = Penalties(
+                repetition=column("repetition_penalty", torch.float64),
+                frequency=column("frequency_penalty", torch.float64),
+                presence=column("presence_penalty", torch.float64),
+                counts=counts,
+                prompt_mask=mask[:, :-1],
+            )
+        late = any(s.min_tokens for s in self.sampling) and self.stop_ids
+        return DecodeState(
+            tokens,
+            torch.tensor(lengths, dtype=torch.int32, device=device),
+            max(lengths),
+            capacity,
+            seeds,
+            params,
+            params.repeated(num_drafts + 1),
+            rule,
+            torch.ones(batch, dtype=torch.bool, device=device),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
+            column("min_tokens", torch.int64) if late else None,
+            torch.tensor(sorted(self.stop_ids), dtype=torch.int64, device=device),
+            penalties,
+        )
+
+
+def check_request(
+    input_ids: Prompts,
+    sampling: SamplingParams | Sequence[SamplingParams],
+    attention_mask: torch.Tensor | None,
+    max_new_tokens: int,
+    eos_token_id: int | Sequence[int] | None,
+    stop_token_ids: Sequence[int],
+    pad_token_id: int | None,
+    vocab_size: int,
+    max_length: int,
+) -> Request:
+    """Check every argument; raises TypeError or ValueError by its name."""
+    prompts = _prompts(input_ids, attention_mask)
+    checks.integer("max_new_tokens", max_new_tokens, 1)
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"input_ids[{i}] is empty: a prompt needs at least one token")
+        for token in prompt:
+            if not 0 <= checks.integer(f"input_ids[{i}]", token) < vocab_size:
+                raise ValueError(f"input_ids[{i}] holds id {token}, outside [0, {vocab_size})")
+        if len(prompt) + max_new_tokens > max_length:
+            raise ValueError(
+                f"input_ids[{i}] has {len(prompt)} tokens: with max_new_tokens={max_new_tokens} "
+                f"that is more than the models' {max_length}"
+            )
+    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    if any(not isinstance(s, SamplingParams) for s in each):
+        raise TypeError("sampling must be a SamplingParams, or one for each prompt")
+    if len(each) != len(prompts):
+        raise ValueError(f"sampling must be one for all or one a prompt: got {len(each)} for {len(prompts)} prompts")
+    stops = set(stop_token_ids)
+    if eos_token_id is not None:
+        stops |= {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)
+    for stop in stops:
+        if not 0 <= checks.integer("stop_token_ids", stop) < vocab_size:
+            raise ValueError(f"eos_token_id / stop_token_ids holds {stop}, outside [0, {vocab_size})")
+    if any(s.min_tokens for s in each) and len(stops) == vocab_size:
+        raise ValueError("min_tokens cannot hold: every id is a stop token")
+    pad = rules.PAD_TOKEN if pad_token_id is None else checks.integer("pad_token_id", pad_token_id)
+    return Request(prompts, each, max_new_tokens, frozenset(stops), pad)
+
+
+def _prompts(input_ids: Prompts, attention_mask: torch.Tensor | None) -> list[list[int]]:
+    if isinstance(input_ids, torch.Tensor):
+        checks.tensor("input_ids", input_ids, checks.INT_DTYPES, (None, None))
+        if attention_mask is None:
+            return [row.tolist() for row in input_ids]
+        if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != input_ids.shape:
+            raise ValueError(f"attention_mask must be a tensor of shape {list(input_ids.shape)}")
+        keep = attention_mask.bool()
+        # Padding on the left or on the right; a hole would shift the positions behind it.
+        if ((keep[:, 1:] != keep[:, :-1]).sum(1) > 1 + (~keep[:, 0]).long()).any():
+            raise ValueError("attention_mask must have its ones side by side in each row (left or right padding)")
+        return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
+    if attention_mask is not None:
+        raise ValueError("attention_mask goes with input_ids as a tensor; a list of id lists needs none")
+    if isinstance(input_ids, str | bytes) or not isinstance(input_ids, Sequence):
+        raise TypeError(f"input_ids must be a list of id lists or a tensor [B, T], got {type(input_ids).__name__}")
+    if any(isinstance(p, int) for p in input_ids):
+        raise TypeError("input_ids must be a list of id lists, one a prompt: got a list of ints, write [ids]")
+    if any(isinstance(p, str | bytes) for p in input_ids):
+        raise TypeError("input_ids must hold token ids, got text: encode it first")
+    return [p.tolist() if isinstance(p, torch.Tensor) else list(p) for p in input_ids]

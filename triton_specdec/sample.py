@@ -1,0 +1,115 @@
+"""Support -> token: one draw a row."""
+
+from __future__ import annotations
+
+import torch
+
+from . import backend as backends
+from . import checks
+from .filter import FilteredLogits
+from .params import random_seeds
+from .reference import rules
+
+METHODS = ("inverse_cdf", "gumbel")
+STREAMS = {"sample": rules.STREAM_SAMPLE, "draft": rules.STREAM_DRAFT}
+
+
+def sample(
+    filtered: FilteredLogits,
+    *,
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    uniforms: torch.Tensor | None = None,
+    method: str = "inverse_cdf",
+    stream: str = "sample",
+) -> torch.Tensor:
+    """Draw one token a row.
+
+    Parameters
+    ----------
+    filtered : FilteredLogits
+        Rows R: [N] or [B, K + 1].
+    seeds : int64 [N] (or [B], repeated over K + 1), optional
+        One a row. None: from torch's generator.
+    positions : ints [N] or [B, K + 1], optional
+        Absolute position of the token to be drawn; 0 where not given. The same seed and position draw the same.
+    uniforms : float64 [N] or [B, K + 1] in [0, 1), optional
+        Instead of seeds, for method "inverse_cdf".
+    method : "inverse_cdf" or "gumbel"
+        The first token in id order whose cumulative probability exceeds u; or the argmax of log p plus noise keyed by
+        (seed, position, token id), the draw of the coupled rule.
+    stream : "sample" or "draft"
+        Which random numbers: proposals draw from "draft", so that verification never meets their noise again. Gumbel
+        noise is shared on purpose and knows one stream only.
+
+    Returns
+    -------
+    int64 [*R]
+
+    Examples
+    --------
+    >>> import torch
+    >>> from triton_specdec import filter_logits
+    >>> logits = torch.tensor([0.25, 0.0, 0.75]).log()[None]
+    >>> sample(filter_logits(logits), uniforms=torch.tensor([0.25], dtype=torch.float64)).tolist()
+    [2]
+    """
+    if not isinstance(filtered, FilteredLogits):
+        raise TypeError(f"filtered must be a FilteredLogits (see filter_logits), got {type(filtered).__name__}")
+    checks.choice("method", method, METHODS)
+    checks.choice("stream", stream, tuple(STREAMS))
+    rows, device = filtered.shape, filtered.logits.device
+    layer = backends.layer(filtered.backend)
+    if uniforms is not None:
+        if seeds is not None or positions is not None:
+            raise ValueError("uniforms are given instead of seeds and positions: pass one or the other")
+        if method == "gumbel":
+            raise ValueError("method='gumbel' needs noise for every token: pass seeds, not uniforms")
+        u = unit_interval("uniforms", uniforms, rows, device)
+        out: torch.Tensor = layer.sample_uniforms(filtered, u)
+        return out
+    row_seeds = seed_rows(seeds, rows, device)
+    at = position_rows(positions, rows, device)
+    if method == "gumbel":
+        if stream != "sample":
+            raise ValueError("method='gumbel' shares its noise between draft and target: it has no stream 'draft'")
+        out = layer.sample_gumbel(filtered, row_seeds, at)
+    else:
+        out = layer.sample_seeds(filtered, row_seeds, at, STREAMS[stream])
+    return out
+
+
+def unit_interval(name: str, value: torch.Tensor, shape: torch.Size, device: torch.device) -> torch.Tensor:
+    """Uniforms of the shape (or flat), checked; values are looked at on the CPU only."""
+    flat = isinstance(value, torch.Tensor) and value.dim() == 1 and len(shape) == 2
+    checks.tensor(name, value, (torch.float64,), (shape.numel(),) if flat else shape)
+    checks.same_device(name, value, "logits", device)
+    if device.type == "cpu" and not ((value >= 0) & (value < 1)).all():
+        raise ValueError(f"{name} must be in [0, 1)")
+    return value.reshape(shape)
+
+
+def seed_rows(seeds: torch.Tensor | None, rows: torch.Size, device: torch.device) -> torch.Tensor:
+    """Seeds int64 of the rows' shape; one a request is repeated over the rows of that request."""
+    if seeds is None:
+        return random_seeds(rows.numel(), device).reshape(rows)
+    if not isinstance(seeds, torch.Tensor) or seeds.dtype not in checks.INT_DTYPES:
+        raise TypeError(
+            "seeds must be a tensor of int64 with one seed a row: a shared seed would draw alike in all rows"
+        )
+    checks.same_device("seeds", seeds, "logits", device)
+    if seeds.numel() == rows.numel() and seeds.dim() in (1, len(rows)):
+        return seeds.long().reshape(rows)
+    if len(rows) == 2 and seeds.shape == rows[:1]:
+        return seeds.long()[:, None].expand(rows)
+    raise ValueError(f"seeds must have one value for each of {list(rows)}, got {list(seeds.shape)}")
+
+
+def position_rows(positions: torch.Tensor | None, rows: torch.Size, device: torch.device) -> torch.Tensor:
+    """Positions int64 of the rows' shape."""
+    if positions is None:
+        return torch.zeros(rows, dtype=torch.int64, device=device)
+    flat = isinstance(positions, torch.Tensor) and positions.dim() == 1
+    checks.tensor("positions", positions, checks.INT_DTYPES, (rows.numel(),) if flat else rows)
+    checks.same_device("positions", positions, "logits", device)
+    return positions.long().reshape(rows)

@@ -1,0 +1,141 @@
+"""Accept, residual, bonus: which drafted tokens stand, and the token after them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from . import backend as backends
+from . import checks
+from .filter import FilteredLogits
+from .sample import seed_rows, unit_interval
+
+RULES = ("rejection", "block", "coupled")
+
+
+class VerifyResult(NamedTuple):
+    """What one round emits, for B requests with K drafts each.
+
+    Attributes
+    ----------
+    tokens : int64 [B, K + 1]
+        Accepted drafts, then the recovered or bonus token, then -1.
+    num_accepted : int32 [B]
+        0 .. K.
+    num_emitted : int32 [B]
+        num_accepted + 1.
+    log_probs : float32 [B, K + 1]
+        Log-probability of each emitted token under the (filtered) target; 0 behind them.
+    status : int32 [B]
+        Bits of `Status` of what the row used; 0 where all is well.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    num_emitted: torch.Tensor
+    log_probs: torch.Tensor
+    status: torch.Tensor
+
+
+def verify(
+    draft_tokens: torch.Tensor,
+    target: FilteredLogits | torch.Tensor,
+    draft: FilteredLogits | torch.Tensor | None = None,
+    *,
+    num_draft_tokens: torch.Tensor | None = None,
+    rule: str = "rejection",
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    uniforms: torch.Tensor | None = None,
+) -> VerifyResult:
+    """Verify drafted tokens: between 1 and K + 1 tokens a row, with exactly the target's law.
+
+    Parameters
+    ----------
+    draft_tokens : ints [B, K]
+        An id outside [0, V), such as a -1 pad, ends the row's drafts.
+    target : FilteredLogits or float probabilities [B, K + 1, V]
+        The distribution after 0 .. K drafted tokens.
+    draft : FilteredLogits or float probabilities [B, K, Vq], Vq <= V, optional
+        What each draft was drawn from; missing ids have q = 0. None: a deterministic draft (q is one-hot).
+    num_draft_tokens : ints [B], optional
+        Drafts of each row; what lies behind is not looked at.
+    rule : "rejection", "block" or "coupled"
+        Token by token (Leviathan et al. 2023, algorithm 1; Chen et al. 2023). As a block, which never accepts fewer in
+        expectation (Sun et al. 2024, algorithm 2). Or accept while the draft is what plain Gumbel sampling with the
+        row's seed gives, which makes the text independent of the draft.
+    seeds : int64 [B], optional
+        None: from torch's generator.
+    positions : ints [B], optional
+        Absolute position of the first draft token; 0 where not given. Test i uses positions + i, the draw
+        positions + accepted.
+    uniforms : float64 [B, K + 1] in [0, 1), optional
+        Instead of seeds: K accept tests, then the draw. Not for rule "coupled".
+
+    Returns
+    -------
+    VerifyResult
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong type, dtype, shape or device, and for an unknown rule.
+
+    Examples
+    --------
+    >>> import torch
+    >>> p = torch.tensor([[[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]]])
+    >>> q = torch.tensor([[[0.2, 0.5, 0.3]]])
+    >>> u = torch.tensor([[0.9, 0.5]], dtype=torch.float64)
+    >>> verify(torch.tensor([[1]]), p, q, uniforms=u).tokens.tolist()
+    [[0, -1]]
+    """
+    checks.choice("rule", rule, RULES)
+    checks.tensor("draft_tokens", draft_tokens, checks.INT_DTYPES, (None, None))
+    batch, num_drafts = draft_tokens.shape
+    device = draft_tokens.device
+    backend, vocab = _law("target", target, batch, num_drafts + 1, device)
+    if draft is not None:
+        draft_backend, draft_vocab = _law("draft", draft, batch, num_drafts, device)
+        if draft_vocab > vocab:
+            raise ValueError(f"draft has {draft_vocab} ids, more than the target's {vocab}")
+        if draft_backend != backend:
+            raise ValueError(f"target was filtered by backend {backend!r}, draft by {draft_backend!r}")
+    if num_draft_tokens is None:
+        num_draft_tokens = torch.full((batch,), num_drafts, dtype=torch.int64, device=device)
+    checks.tensor("num_draft_tokens", num_draft_tokens, checks.INT_DTYPES, (batch,))
+    checks.same_device("num_draft_tokens", num_draft_tokens, "draft_tokens", device)
+    rows = torch.Size([batch])
+    if rule == "coupled":
+        if uniforms is not None:
+            raise ValueError("rule='coupled' needs noise for every token: pass seeds, not uniforms")
+        if not isinstance(target, FilteredLogits):
+            raise TypeError("rule='coupled' needs target as FilteredLogits (see filter_logits), not probabilities")
+    u = None
+    if uniforms is not None:
+        if seeds is not None or positions is not None:
+            raise ValueError("uniforms are given instead of seeds and positions: pass one or the other")
+        checks.tensor("uniforms", uniforms, (torch.float64,), (batch, num_drafts + 1))
+        u = unit_interval("uniforms", uniforms, uniforms.shape, device)
+    if positions is None:
+        positions = torch.zeros(rows, dtype=torch.int64, device=device)
+    checks.tensor("positions", positions, checks.INT_DTYPES, (batch,))
+    checks.same_device("positions", positions, "draft_tokens", device)
+    at = (None, None) if u is not None else (seed_rows(seeds, rows, device), positions.long())
+    args = (draft_tokens.long(), target, draft, num_draft_tokens.long(), rule, *at, u)
+    out: VerifyResult = backends.layer(backend).verify(*args)
+    return out
+
+
+def _law(name: str, law: object, batch: int, rows: int, device: torch.device) -> tuple[str, int]:
+    """Backend and vocabulary of a checked target or draft."""
+    tensor = law.logits if isinstance(law, FilteredLogits) else law
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be FilteredLogits or a tensor of probabilities, got {type(law).__name__}")
+    checks.tensor(name, tensor, checks.LOGIT_DTYPES, (batch, rows, None))
+    if tensor.shape[-1] < 1:
+        raise ValueError(f"{name} must have at least one id, got shape {list(tensor.shape)}")
+    checks.same_device(name, tensor, "draft_tokens", device)
+    backend = law.backend if isinstance(law, FilteredLogits) else backends.resolve(None, device)
+    return backend, tensor.shape[-1]
