@@ -42,12 +42,12 @@ def decode(
         parameters = (temperature * each, top_k * each, top_p * each, min_p * each, each)
         return filter_logits(logits, *parameters)
 
-    def draw(model: Model, tokens: list[int], stream: int) -> tuple[int, Support]:
+    def draw(model: Model, tokens: list[int], stream: int, step: int = 0) -> tuple[int, Support]:
         one = support(model(tokens)[-1:])
-        at, key = np.array([len(tokens)]), np.array([seed])
+        at, key = np.array([len(tokens) - step]), np.array([seed])
         if stream == rules.STREAM_GUMBEL:
             return int(gumbel_argmax(one, key, at)[0]), one
-        return int(sample(one, rng.uniforms(key, at, stream))[0]), one
+        return int(sample(one, rng.uniforms(key, at, stream, step))[0]), one
 
     coupled = rule == "coupled" or draft is None
     anchor, _ = draw(target, prompt, rules.STREAM_GUMBEL if coupled else rules.STREAM_SAMPLE)
@@ -56,10 +56,10 @@ def decode(
     while len(tokens) < end:
         drafts: list[int] = []
         laws: list[Support] = []
-        for _ in range(num_speculative_tokens if draft is not None else 0):
+        for i in range(num_speculative_tokens if draft is not None else 0):
             assert draft is not None
             stream = rules.STREAM_GUMBEL if coupled else rules.STREAM_DRAFT
-            token, law = draw(draft, tokens + drafts, stream)
+            token, law = draw(draft, tokens + drafts, stream, i if rule == "block" else 0)
             drafts.append(token)
             laws.append(law)
         given = np.array([drafts], np.int64)
@@ -68,7 +68,7 @@ def decode(
         if coupled:
             result = verify_coupled(given, after, count, key, at)
         else:
-            u, v = draw_uniforms(key, at, len(drafts))
+            u, v = draw_uniforms(key, at, len(drafts), rule)
             q = _stack(laws)
             result = verify(given, after, q, count, rule=rule, accept_uniforms=u, draw_uniforms=v)
         tokens += result.tokens[0, : result.num_emitted[0]].tolist()

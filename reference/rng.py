@@ -6,6 +6,8 @@ same whatever batch it stands in (Salmon et al. 2011).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -31,6 +33,10 @@ def philox4x32(counter: tuple[ArrayLike, ...], key: tuple[ArrayLike, ...]) -> tu
     """
     c0, c1, c2, c3 = (np.asarray(word, np.uint64) for word in counter)
     k0, k1 = (np.asarray(word, np.uint64) for word in key)
+    return _rounds(c0, c1, c2, c3, k0, k1)
+
+
+def _rounds(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
     for _ in range(rules.PHILOX_ROUNDS):
         c0, c1, c2, c3 = rules.philox_round(c0, c1, c2, c3, k0, k1)
         k0 = rules.philox_next_key(k0, rules.PHILOX_W0)
@@ -48,7 +54,8 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike, stream: ArrayLike, token: A
     stream : ints
         ``rules.STREAM_*``; broadcasts with the others.
     token : int64, optional
-        Token id, for noise per token (two tokens share one call: lane = id // 2). 0 for one number a row.
+        Which of the numbers at this position: the token id for noise per token, the step of a round under block
+        verification, 0 elsewhere. Two share one call of the generator: lane = token // 2.
 
     Examples
     --------
@@ -58,8 +65,15 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike, stream: ArrayLike, token: A
     seeds = np.asarray(seeds, np.int64).view(np.uint64)
     positions = np.asarray(positions, np.int64).view(np.uint64)
     token = np.asarray(token, np.int64).view(np.uint64)
-    counter = (token >> 1, positions & rules.MASK32, positions >> 32, np.asarray(stream, np.uint64))
-    w0, w1, w2, w3 = philox4x32(counter, (seeds & rules.MASK32, seeds >> 32))
+    lane, low, high = token >> 1, positions & rules.MASK32, positions >> 32
+    words = (lane, low, high, np.asarray(stream, np.uint64), seeds & rules.MASK32, seeds >> 32)
+    if all(word.size == 1 for word in words):
+        # One number: the same rounds on Python's integers, without NumPy's cost of each operation.
+        w0, w1, w2, w3 = (np.asarray(w, np.uint64) for w in _rounds(*(int(word.item()) for word in words)))
+        shape = np.broadcast_shapes(*(word.shape for word in words))
+        bits = rules.uniform_bits(w2, w3) if int(token.item()) & 1 else rules.uniform_bits(w0, w1)
+        return np.full(shape, rules.uniform(float(bits)))
+    w0, w1, w2, w3 = _rounds(*words)
     odd = (token & 1) == 1
     bits = rules.uniform_bits(np.where(odd, w2, w0), np.where(odd, w3, w1))
     return rules.uniform(bits.astype(np.float64))

@@ -36,11 +36,21 @@ def usable_drafts(draft_tokens: NDArray, num_draft_tokens: NDArray, vocab_size: 
     return np.cumprod(usable, -1).sum(-1)
 
 
-def draw_uniforms(seeds: NDArray, positions: NDArray, num_drafts: int) -> tuple[NDArray, NDArray]:
-    """Uniforms of the K accept tests at positions + i, and of the draws at positions + a, a = 0 .. K."""
+def draw_uniforms(seeds: NDArray, positions: NDArray, num_drafts: int, rule: str) -> tuple[NDArray, NDArray]:
+    """Uniforms of the K accept tests, and of the draws after a = 0 .. K accepted drafts.
+
+    Token by token, test i uses position + i: what lies behind the first rejection was never looked at, so the next
+    round may look at it. A block looks at all of its tests whatever it accepts. Its test i uses number i of the
+    round's first position, which no other round has; with position + i a later round would meet numbers that already
+    decided this one, and the output would not follow the target.
+    """
     at = positions[:, None] + np.arange(num_drafts + 1)
-    stream = np.array([rules.STREAM_ACCEPT, rules.STREAM_RESIDUAL])
-    accept, draw = rng.uniforms(seeds[:, None], at, stream[:, None, None])
+    if rule == "block":
+        steps = np.arange(num_drafts)
+        accept = rng.uniforms(seeds[:, None], positions[:, None], rules.STREAM_ACCEPT, steps)
+        return accept, rng.uniforms(seeds[:, None], at, rules.STREAM_RESIDUAL)
+    streams = np.array([rules.STREAM_ACCEPT, rules.STREAM_RESIDUAL])
+    accept, draw = rng.uniforms(seeds[:, None], at, streams[:, None, None])
     return accept[:, :-1], draw
 
 
@@ -97,7 +107,7 @@ def verify(
     vocab = _vocab(target)
     usable = usable_drafts(draft_tokens, num_draft_tokens, vocab)
     beside_bonus = np.concatenate([draft_tokens, np.full((batch, 1), rules.PAD_TOKEN)], -1)
-    p = target.prob(beside_bonus.reshape(-1, 1)).reshape(batch, -1)[:, :-1]
+    p = target.prob(beside_bonus.reshape(-1, 1)).reshape(beside_bonus.shape)[:, :-1]
     q = np.ones(p.shape) if draft is None else draft.prob(draft_tokens.reshape(-1, 1)).reshape(p.shape)
     carry = np.ones(batch)
     if rule == "block":

@@ -214,6 +214,7 @@ class _Generation:
         self.sources: list[list[TokenSource]] = [[] for _ in range(rows)]
         self.finish: list[str | None] = [None] * rows
         self.status = [0] * rows
+        self.committed = [len(prompt) for prompt in request.prompts]
 
     def run(self) -> GenerateOutput:
         """Prefill, rounds until every row is finished, result."""
@@ -306,15 +307,14 @@ class _Generation:
         width = result.tokens.shape[1]
         finished_before = sum(reason is not None for reason in self.finish)
         for row, values in enumerate(host.tolist()):
+            count, valid, status = (int(v) for v in values[width : width + 3])
+            self.committed[row] += count
             if self.finish[row] is None:
-                count, valid, status = (int(v) for v in values[width : width + 3])
                 self.status[row] |= status
                 ids = [int(v) for v in values[:count]]
                 self.append(row, ids, valid, values[width + 3 : width + 3 + count], source)
-        lengths = [len(p) + len(t) for p, t in zip(self.request.prompts, self.tokens, strict=True)]
-        # Rows stopped by their length keep what the device committed: up to K tokens that were cut here.
-        state.bound = min(max(lengths) + self.num_drafts, state.capacity)
-        cache.bound = state.bound
+        state.bound = max(self.committed)
+        cache.bound = state.bound - 1
         if sum(reason is not None for reason in self.finish) != finished_before:
             active = [reason is None for reason in self.finish]
             state.active.copy_(torch.tensor(active), non_blocking=True)

@@ -25,7 +25,7 @@ def filter_logits(
     mask = None if token_mask is None else _rows(token_mask)
     values = [_array(p) for p in params]
     s = reference_filter.filter_logits(_rows(logits), *values, order=order, token_mask=mask, vocab_size=vocab_size)
-    fields: dict[str, Any] = {n: _tensor(getattr(s, n), logits.device).reshape(rows) for n in ROW_FIELDS}
+    fields: dict[str, Any] = {n: _tensor(getattr(s, n).reshape(rows), logits.device) for n in ROW_FIELDS}
     # On the CPU the arrays are the tensors' own memory: later stages need not wrap them again.
     source = s if logits.device.type == "cpu" and logits.dtype != torch.bfloat16 else None
     return FilteredLogits(
@@ -54,9 +54,11 @@ def sample_uniforms(f: FilteredLogits, uniforms: torch.Tensor) -> torch.Tensor:
     return _tensor(reference_sample.sample(_support(f), _flat(uniforms)), f.logits.device).reshape(f.shape)
 
 
-def sample_seeds(f: FilteredLogits, seeds: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
-    """Inverse CDF at the uniforms of (seed, position)."""
-    u = rng.uniforms(_flat(seeds), _flat(positions), stream)
+def sample_seeds(
+    f: FilteredLogits, seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, stream: int
+) -> torch.Tensor:
+    """Inverse CDF at the uniforms of (seed, position, step)."""
+    u = rng.uniforms(_flat(seeds), _flat(positions), stream, 0 if steps is None else _flat(steps))
     return _tensor(reference_sample.sample(_support(f), u), f.logits.device).reshape(f.shape)
 
 
@@ -87,7 +89,7 @@ def verify(
     if uniforms is None:
         assert seeds is not None
         assert positions is not None
-        accept, draw = reference_verify.draw_uniforms(_array(seeds), _array(positions), tokens.shape[-1])
+        accept, draw = reference_verify.draw_uniforms(_array(seeds), _array(positions), tokens.shape[-1], rule)
     else:
         u = _array(uniforms)
         accept, draw = u[:, :-1], np.broadcast_to(u[:, -1:], u.shape)
@@ -162,14 +164,16 @@ class _Written:
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
+    if tensor.requires_grad or tensor.device.type != "cpu":
+        tensor = tensor.detach().cpu()
     # NumPy has no bfloat16; float32 holds every value of it.
     array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def _rows(tensor: torch.Tensor) -> np.ndarray:
@@ -177,7 +181,7 @@ def _rows(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _flat(tensor: torch.Tensor) -> np.ndarray:
-    return _array(tensor.reshape(-1))
+    return _array(tensor).reshape(-1)
 
 
 def _words(cache: torch.Tensor) -> torch.Tensor:

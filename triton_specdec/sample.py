@@ -19,6 +19,7 @@ def sample(
     *,
     seeds: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
+    steps: torch.Tensor | None = None,
     uniforms: torch.Tensor | None = None,
     method: str = "inverse_cdf",
     stream: str = "sample",
@@ -33,6 +34,9 @@ def sample(
         One a row. None: from torch's generator.
     positions : ints [N] or [B, K + 1], optional
         Absolute position of the token to be drawn; 0 where not given. The same seed and position draw the same.
+    steps : ints, shape of positions, optional
+        Which of the numbers at a position; 0 where not given. Drafts for `verify` with rule "block" are drawn with the
+        round's first position and their step 0 .. K - 1.
     uniforms : float64 [N] or [B, K + 1] in [0, 1), optional
         Instead of seeds, for method "inverse_cdf".
     method : "inverse_cdf" or "gumbel"
@@ -59,23 +63,39 @@ def sample(
     checks.choice("method", method, METHODS)
     checks.choice("stream", stream, tuple(STREAMS))
     rows, device = filtered.shape, filtered.logits.device
-    layer = backends.layer(filtered.backend)
     if uniforms is not None:
-        if seeds is not None or positions is not None:
-            raise ValueError("uniforms are given instead of seeds and positions: pass one or the other")
+        if seeds is not None or positions is not None or steps is not None:
+            raise ValueError("uniforms are given instead of seeds, positions and steps: pass one or the other")
         if method == "gumbel":
             raise ValueError("method='gumbel' needs noise for every token: pass seeds, not uniforms")
         u = unit_interval("uniforms", uniforms, rows, device)
-        out: torch.Tensor = layer.sample_uniforms(filtered, u)
+        out: torch.Tensor = backends.layer(filtered.backend).sample_uniforms(filtered, u)
         return out
+    if method == "gumbel" and stream != "sample":
+        raise ValueError("method='gumbel' shares its noise between draft and target: it has no stream 'draft'")
+    if method == "gumbel" and steps is not None:
+        raise ValueError("method='gumbel' takes its noise from the position alone: it has no steps")
     row_seeds = seed_rows(seeds, rows, device)
-    at = position_rows(positions, rows, device)
+    at = position_rows("positions", positions, rows, device)
+    number = None if steps is None else position_rows("steps", steps, rows, device)
+    return sample_rows(filtered, row_seeds, at, number, method=method, stream=stream)
+
+
+def sample_rows(
+    filtered: FilteredLogits,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    steps: torch.Tensor | None = None,
+    *,
+    method: str = "inverse_cdf",
+    stream: str = "sample",
+) -> torch.Tensor:
+    """`sample` for arguments that were checked: int64 of the rows' shape, as the decode loop holds them."""
+    layer = backends.layer(filtered.backend)
     if method == "gumbel":
-        if stream != "sample":
-            raise ValueError("method='gumbel' shares its noise between draft and target: it has no stream 'draft'")
-        out = layer.sample_gumbel(filtered, row_seeds, at)
+        out: torch.Tensor = layer.sample_gumbel(filtered, seeds, positions)
     else:
-        out = layer.sample_seeds(filtered, row_seeds, at, STREAMS[stream])
+        out = layer.sample_seeds(filtered, seeds, positions, steps, STREAMS[stream])
     return out
 
 
@@ -105,11 +125,11 @@ def seed_rows(seeds: torch.Tensor | None, rows: torch.Size, device: torch.device
     raise ValueError(f"seeds must have one value for each of {list(rows)}, got {list(seeds.shape)}")
 
 
-def position_rows(positions: torch.Tensor | None, rows: torch.Size, device: torch.device) -> torch.Tensor:
-    """Positions int64 of the rows' shape."""
-    if positions is None:
+def position_rows(name: str, value: torch.Tensor | None, rows: torch.Size, device: torch.device) -> torch.Tensor:
+    """Positions or steps: int64 of the rows' shape, 0 where not given."""
+    if value is None:
         return torch.zeros(rows, dtype=torch.int64, device=device)
-    flat = isinstance(positions, torch.Tensor) and positions.dim() == 1
-    checks.tensor("positions", positions, checks.INT_DTYPES, (rows.numel(),) if flat else rows)
-    checks.same_device("positions", positions, "logits", device)
-    return positions.long().reshape(rows)
+    flat = isinstance(value, torch.Tensor) and value.dim() == 1
+    checks.tensor(name, value, checks.INT_DTYPES, (rows.numel(),) if flat else rows)
+    checks.same_device(name, value, "logits", device)
+    return value.long().reshape(rows)

@@ -69,7 +69,7 @@ def verify(
         None: from torch's generator.
     positions : ints [B], optional
         Absolute position of the first draft token; 0 where not given. Test i uses positions + i, the draw
-        positions + accepted.
+        positions + accepted. Under "block" test i uses number i of the first position (see Notes).
     uniforms : float64 [B, K + 1] in [0, 1), optional
         Instead of seeds: K accept tests, then the draw. Not for rule "coupled".
 
@@ -81,6 +81,12 @@ def verify(
     ------
     TypeError, ValueError
         For a wrong type, dtype, shape or device, and for an unknown rule.
+
+    Notes
+    -----
+    A block is accepted or not by all of its drafts and tests, so nothing that decided one round may decide another.
+    For rule "block", draw the drafts by ``sample(..., positions=first, steps=i, stream="draft")``. For "rejection",
+    positions + i is right: what lies behind the first rejection has decided nothing.
 
     Examples
     --------

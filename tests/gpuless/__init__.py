@@ -36,9 +36,10 @@ Examples
 >>> assert report(compile_for(gpu.last, "gfx942")).spills == 0  # doctest: +SKIP
 """
 
+from exact_law import RoundLaw, Steps, find_steps, round_law, sampler_law, total_variation
+
 from .cubin import KernelReport, KernelSignature, Loop, Occupancy, compile_for, occupancy, report
 from .driver import Device, Launch, device, is_interpreter_process
-from .exact_law import RoundLaw, Steps, find_steps, round_law, sampler_law, total_variation
 from .fast_interpreter import fast_interpreter
 from .ptx import Counts, PtxError, Traffic
 from .roofline import LowerBound, lower_bound

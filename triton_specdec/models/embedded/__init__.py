@@ -1,6 +1,6 @@
 """The embedded pair: a byte-level target (12 layers, 3.27 M parameters) and draft (1 layer, 0.22 M).
 
-Trained on 36 plays of Shakespeare (public domain); `python -m triton_specdec.models.embedded.train` trains them again.
+Trained on 37 plays of Shakespeare (public domain); `python -m triton_specdec.models.embedded.train` trains them again.
 Tokens are bytes, so the tokenizer is `encode` and `decode`.
 """
 
