@@ -308,7 +308,7 @@ def test_coupled_is_plain_gumbel_sampling_for_any_draft():
 
 
 def test_the_draft_noise_is_not_the_residual_noise():
-    """Drafts drawn by Gumbel noise: output p. If the residual reused that noise it would be [.0998 .2004 .2667 .4331]."""
+    """Drafts drawn by Gumbel noise: output p. With that noise in the residual it would be [.0998 .2004 .2667 .4331]."""
     p, q = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])
     n = 100_000
     seeds, at = torch.arange(n), torch.full((n,), 5)

@@ -30,7 +30,8 @@ class Request:
         """Committed tokens and parameters on the target's device."""
         device, batch = target.device, len(self.prompts)
         lengths = [len(p) for p in self.prompts]
-        capacity = max(lengths) + self.max_new_tokens + num_drafts + 1
+        # A finished row may hold K tokens behind its cut, and is fed K + 1 more while others go on.
+        capacity = max(lengths) + self.max_new_tokens + 2 * num_drafts + 1
         tokens = torch.full((batch, capacity + 1), rules.PAD_TOKEN, dtype=torch.int64)
         for row, prompt in zip(tokens, self.prompts, strict=True):
             row[: len(prompt)] = torch.tensor(prompt)

@@ -61,14 +61,14 @@ class _Reach:
     def __init__(self, config: LlamaConfig, cache: LlamaCache, count: int) -> None:
         device = cache.lengths.device
         batch, capacity = cache.keys.shape[1], cache.keys.shape[3]
-        self.stop = min(cache.bound + count, capacity)
-        positions = cache.lengths.long()[:, None] + torch.arange(count, device=device)  # [B, n]
-        # A row at its end (finished rows are still fed) writes over its own last slot, never past the cache.
-        self.slots = positions.clamp(max=capacity - 1)
+        self.stop = cache.bound + count
+        if self.stop > capacity:
+            raise ValueError(f"the cache has {capacity} slots a row, too few for {cache.bound} tokens and {count} more")
+        self.slots = cache.lengths.long()[:, None] + torch.arange(count, device=device)  # [B, n]
         self.rows = torch.arange(batch, device=device)[:, None]
         cos, sin = cache.rope
         self.rope = cos[self.slots], sin[self.slots]
-        seen = attended(config, positions[:, :, None], torch.arange(self.stop, device=device))  # [B, n, stop]
+        seen = attended(config, self.slots[:, :, None], torch.arange(self.stop, device=device))  # [B, n, stop]
         # Query heads of one key head stand below each other, as further rows of queries.
         self.mask = seen.repeat(1, config.heads // config.kv, 1)[:, None]  # [B, 1, group * n, stop]
 
