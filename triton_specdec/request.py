@@ -48,9 +48,10 @@ class Request:
             column("min_p", torch.float64),
             column("min_tokens_to_keep", torch.int64),
         )
-        given = torch.tensor([s.seed is not None for s in self.sampling], device=device)
+        given = [s.seed is not None for s in self.sampling]
         seeds = column("seed", torch.int64)
-        seeds = seeds if given.all() else torch.where(given, seeds, random_seeds(batch, device))
+        if not all(given):
+            seeds = torch.where(torch.tensor(given, device=device), seeds, random_seeds(batch, device))
         penalties = None
         if any(s.has_penalties for s in self.sampling):
             mask = torch.zeros(batch, target.vocab_size + 1, dtype=torch.bool, device=device)
@@ -76,7 +77,7 @@ class Request:
             torch.ones(batch, dtype=torch.bool, device=device),
             torch.tensor(lengths, dtype=torch.int32, device=device),
             column("min_tokens", torch.int64) if late else None,
-            torch.tensor(sorted(self.stop_ids), dtype=torch.int64, device=device),
+            sorted(self.stop_ids),
             penalties,
         )
 

@@ -69,7 +69,7 @@ class DecodeState:
     active: torch.Tensor  # bool [B]
     prompt_lengths: torch.Tensor  # int32 [B]
     min_tokens: torch.Tensor | None  # int64 [B]; None: no row has any
-    stop_ids: torch.Tensor  # int64 [number of stop tokens]
+    stop_ids: list[int]
     penalties: Penalties | None
 
     def anchors(self) -> torch.Tensor:
@@ -83,9 +83,10 @@ class DecodeState:
         if self.min_tokens is not None:
             step = torch.arange(logits.shape[1], device=logits.device)
             made = (self.lengths - self.prompt_lengths)[:, None] + step
-            early = (made < self.min_tokens[:, None])[:, :, None]
-            ids = self.stop_ids[self.stop_ids < logits.shape[-1]]
-            logits[..., ids] = torch.where(early, float("-inf"), logits[..., ids])
+            early = made < self.min_tokens[:, None]
+            for token in self.stop_ids:
+                if token < logits.shape[-1]:
+                    logits[..., token].masked_fill_(early, float("-inf"))
 
     def adjust_draft_(self, logits: torch.Tensor, drafts: torch.Tensor) -> None:
         """The same on the draft's logits [B, V] after the drafts [B, i] of this round."""

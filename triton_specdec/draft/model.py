@@ -66,7 +66,7 @@ class ModelDraft:
         # committed tokens is right for both, with the same shapes every round.
         truncate_kv_(self._cache.lengths, rules.draft_kept_length(state.lengths))
         self._cache.bound = rules.draft_kept_length(state.bound)
-        at = state.lengths.long()[:, None] + torch.tensor([-2, -1], device=state.lengths.device)
+        at = state.lengths.long()[:, None] + torch.arange(-2, 0, device=state.lengths.device)
         return self._known(state.tokens.gather(1, at)), torch.ones_like(state.lengths, dtype=torch.int64)
 
     def _known(self, tokens: torch.Tensor) -> torch.Tensor:
