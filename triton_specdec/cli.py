@@ -30,10 +30,14 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--top-k", type=int, metavar="K", help="keep the K first of the rank order (off)")
     demo.add_argument("--top-p", type=float, metavar="P", help="keep the nucleus of mass P (off)")
     demo.add_argument("--batch", type=_at_least(1), default=1, metavar="B", help="rows generated at once (1)")
-    demo.add_argument("--seed", type=int, default=0, help="row b draws with seed + b (0)")
+    demo.add_argument(
+        "--seed", type=int, default=0, help="of the first row; each further row and run takes the next (0)"
+    )
     demo.add_argument("--max-new-tokens", type=_at_least(1), default=192, metavar="N", help="length of the text (192)")
-    demo.add_argument("--repeats", type=_at_least(1), default=3, metavar="R", help="paired timed runs (3)")
-    demo.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads (torch's default)")
+    demo.add_argument(
+        "--repeats", type=_at_least(1), default=5, metavar="R", help="paired timed runs, each with its own seeds (5)"
+    )
+    demo.add_argument("--threads", type=_at_least(1), default=1, metavar="N", help="CPU threads (1)")
     demo.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 

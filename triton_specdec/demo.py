@@ -16,6 +16,7 @@ import torch
 from .decode import GenerateOutput, SpecDecoder, TokenSource
 from .models.embedded import EmbeddedPair, decode, encode, load_embedded_pair
 from .params import SamplingParams
+from .stats import GenerateStats
 
 PROMPTS = (
     "MIRANDA:\nO, wonder!\nHow many goodly creatures are there here!\n",
@@ -78,65 +79,66 @@ class Progress:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; returns 1 if the coupled rule's text is not that of plain sampling."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    sampling = SamplingParams(args.temperature, args.top_k, args.top_p)
+    # More threads gain nothing on models this small, and lose much where something else wants the cores.
+    torch.set_num_threads(args.threads)
+    SamplingParams(args.temperature, args.top_k, args.top_p, seed=args.seed)
     progress = Progress(sys.stderr)
     progress.step("loading the embedded pair")
     pair = load_embedded_pair()
     texts = [args.prompt if args.prompt is not None else PROMPTS[b % len(PROMPTS)] for b in range(args.batch)]
-    each = [SamplingParams(sampling.temperature, args.top_k, args.top_p, seed=args.seed + b) for b in range(args.batch)]
-    result = measure(pair, texts, each, args, progress)
+    result = measure(pair, texts, args, progress)
     progress.close()
     print(json.dumps(_plain(result), indent=2) if args.json else _report(result, args, sys.stdout))
     return 0 if result["coupled_identical"] else 1
 
 
-def measure(
-    pair: EmbeddedPair, texts: list[str], sampling: list[SamplingParams], args: argparse.Namespace, progress: Progress
-) -> dict[str, Any]:
-    """Paired runs, then the coupled rule against plain sampling."""
+def measure(pair: EmbeddedPair, texts: list[str], args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """Paired runs, each with seeds of its own, then the coupled rule against plain sampling with the first seeds."""
     plain = SpecDecoder(pair.target)
     drafts = {"num_speculative_tokens": args.num_speculative_tokens}
     speculative = SpecDecoder(pair.target, pair.draft, rule=args.rule, **drafts)
     prompts = [encode(text) for text in texts]
 
-    def timed(what: str, decoder: SpecDecoder, tokens: int = args.max_new_tokens) -> GenerateOutput:
+    def timed(what: str, decoder: SpecDecoder, run: int, tokens: int = args.max_new_tokens) -> GenerateOutput:
         progress.step(what)
-        done, total = 0, tokens * len(prompts)
+        first, done, total = args.seed + run * len(prompts), 0, tokens * len(prompts)
+        seeds = range(first, first + len(prompts))
+        each = [SamplingParams(args.temperature, args.top_k, args.top_p, seed=seed) for seed in seeds]
 
         def on_token(row: int, token: int, accepted: bool) -> None:
             nonlocal done
             done += 1
             progress.tokens(what, done, total)
 
-        return decoder.generate(prompts, sampling, max_new_tokens=tokens, on_token=on_token)
+        return decoder.generate(prompts, each, max_new_tokens=tokens, on_token=on_token)
 
     # The first calls of a process pay for what later ones find ready; they are not timed.
     for decoder in (plain, speculative):
-        timed("warming up", decoder, tokens=min(8, args.max_new_tokens))
-    pairs = []
-    for i in range(args.repeats):
-        slow = timed(f"plain decoding, run {i + 1} of {args.repeats}", plain)
-        fast = timed(f"speculative decoding, run {i + 1} of {args.repeats}", speculative)
-        pairs.append((slow.stats.total_seconds, fast.stats.total_seconds))
-    coupled = fast
+        timed("warming up", decoder, 0, min(8, args.max_new_tokens))
+    slow, fast = [], []
+    for run in range(args.repeats):
+        slow.append(timed(f"plain decoding, run {run + 1} of {args.repeats}", plain, run))
+        fast.append(timed(f"speculative decoding, run {run + 1} of {args.repeats}", speculative, run))
+    coupled = fast[0]
     if args.rule != "coupled":
-        coupled = timed("coupled rule", SpecDecoder(pair.target, pair.draft, rule="coupled", **drafts))
-    same = int((coupled.sequences == slow.sequences).sum())
-    tokens = fast.stats.emitted
-    plain_rate, fast_rate = (statistics.median(tokens / p[i] for p in pairs) for i in (0, 1))
+        coupled = timed("coupled rule", SpecDecoder(pair.target, pair.draft, rule="coupled", **drafts), 0)
+    same = coupled.sequences == slow[0].sequences
+    tokens = fast[0].stats.emitted
+    speedups = [s.stats.total_seconds / f.stats.total_seconds for s, f in zip(slow, fast, strict=True)]
     return {
         "prompts": texts,
-        "texts": [decode(row.tolist()) for row in fast.sequences],
-        "output": fast,
-        "stats": fast.stats.as_dict(),
-        "plain_tokens_per_second": plain_rate,
-        "tokens_per_second": fast_rate,
-        "speedup": statistics.median(p[0] / p[1] for p in pairs),
-        "speedups": [p[0] / p[1] for p in pairs],
-        "coupled_identical": bool((coupled.sequences == slow.sequences).all()),
-        "coupled_tokens": [same, slow.sequences.numel()],
+        "texts": [decode(row.tolist()) for row in fast[0].sequences],
+        "output": fast[0],
+        "stats": fast[0].stats.as_dict(),
+        "runs": [f.stats for f in fast],
+        "plain_tokens_per_second": statistics.median(tokens / s.stats.total_seconds for s in slow),
+        "tokens_per_second": statistics.median(tokens / f.stats.total_seconds for f in fast),
+        "speedup": statistics.median(speedups),
+        "speedups": speedups,
+        "acceptance_rate": sum(f.stats.accepted for f in fast) / max(sum(f.stats.examined for f in fast), 1),
+        "tokens_per_round": 1 + sum(f.stats.accepted for f in fast) / max(sum(f.stats.row_rounds for f in fast), 1),
+        "coupled_identical": bool(same.all()),
+        "coupled_tokens": [int(same.sum()), same.numel()],
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
@@ -146,7 +148,7 @@ def _plain(result: dict[str, Any]) -> dict[str, Any]:
     """The result without what JSON does not hold, and with each token's source."""
     output: GenerateOutput = result["output"]
     sources = [[TokenSource(s).name.lower() for s in row] for row in output.sources.tolist()]
-    rest = {key: value for key, value in result.items() if key != "output"}
+    rest = {key: value for key, value in result.items() if key not in ("output", "runs")}
     return {**rest, "tokens": output.sequences.tolist(), "sources": sources}
 
 
@@ -158,18 +160,21 @@ def _report(result: dict[str, Any], args: argparse.Namespace, stream: TextIO) ->
     for text, row, sources in zip(result["prompts"], output.sequences.tolist(), output.sources.tolist(), strict=True):
         lines += [text + _marked(row, sources, show), ""]
     lines += ["tokens: " + "  ".join(show(word, source) for source, word in _WORDS.items()), ""]
-    stats = output.stats
+    runs: list[GenerateStats] = result["runs"]
+    accepted, examined, rounds = (sum(getattr(r, n) for r in runs) for n in ("accepted", "examined", "row_rounds"))
+    histogram = [sum(counts) for counts in zip(*(r.accepted_histogram for r in runs), strict=True)]
+    low, high = min(result["speedups"]), max(result["speedups"])
     drafts = f"K = {args.num_speculative_tokens}, rule {args.rule}, T = {args.temperature:g}"
     lines += [
-        f"{drafts}, batch {args.batch}, {stats.emitted} tokens",
-        f"acceptance rate    {stats.acceptance_rate:.3f}   ({stats.accepted} accepted of {stats.examined} examined)",
-        f"tokens per round   {stats.tokens_per_round:.2f}    ({stats.row_rounds} rounds of a row)",
+        f"{drafts}, batch {args.batch}, {args.repeats} runs of {output.stats.emitted} tokens (the first is shown)",
+        f"acceptance rate    {result['acceptance_rate']:.3f}   ({accepted} accepted of {examined} examined)",
+        f"tokens per round   {result['tokens_per_round']:.2f}    ({rounds} rounds of a row)",
         "accepted a round",
-        *_histogram(stats.accepted_histogram),
+        *_histogram(histogram),
         f"speculative        {result['tokens_per_second']:.0f} tokens/s",
         f"plain              {result['plain_tokens_per_second']:.0f} tokens/s",
         f"speed-up           {result['speedup']:.2f} x   (median of {args.repeats} paired runs on this machine, "
-        f"{result['threads']} threads)",
+        f"{low:.2f} to {high:.2f}, threads: {result['threads']})",
         "coupled rule       {} of {} tokens are those of plain sampling: {}".format(
             *result["coupled_tokens"], "identical" if result["coupled_identical"] else "NOT IDENTICAL"
         ),
