@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from . import rules
 
 LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)
 # The first number of ranks that is looked at; eight times as many whenever a support is longer.
 FIRST_WIDTH = 64
 # Fields of `Support` with one value a row.
@@ -69,8 +70,9 @@ class Support:
     def log_prob(self, tokens: NDArray) -> NDArray[np.float64]:
         """Log-probability of tokens [N, M]; -inf outside the support and for ids outside [0, V)."""
         vocab = self.logits.shape[-1]
-        inside = (tokens >= 0) & (tokens < vocab)
-        ids = np.where(inside, tokens, 0)
+        inside_vocab = (tokens >= 0) & (tokens < vocab)
+        ids = np.where(inside_vocab, tokens, 0)
+        inside = inside_vocab.copy()
         x = finite(np.take_along_axis(self.logits, ids, -1))
         if self.vocab_size is not None:
             inside &= ids < self.vocab_size
@@ -78,7 +80,7 @@ class Support:
             words = np.take_along_axis(self.token_mask, ids >> 5, -1)
             inside &= ((words >> (ids & 31)) & 1) == 1
         scores = self._scores(np.where(inside, x, -np.inf), ids)
-        return np.where(np.isneginf(scores), -np.inf, scores - self.log_normalizer[:, None])
+        return np.where(inside_vocab & ~np.isneginf(scores), scores - self.log_normalizer[:, None], -np.inf)
 
     def prob(self, tokens: NDArray) -> NDArray[np.float64]:
         """Probability of tokens [N, M]."""
@@ -194,8 +196,8 @@ def filter_logits(
     status = status + empty * np.int32(rules.STATUS_EMPTY) + bad * np.int32(rules.STATUS_PARAMETER)
     maximum = np.where(empty, np.float32(0), top)
     with np.errstate(over="ignore"):
-        # Clamped, so that 0 * (1 / T) is 0 for the smallest T.
-        inverse = np.where(one_hot, 0.0, np.minimum(1.0 / np.where(one_hot, 1.0, temperature), LARGEST))
+        # Clamped, so that 0 * (1 / T) is 0 for the smallest T, and 1 / T is not 0 (one-hot) for the largest.
+        inverse = np.where(one_hot, 0.0, np.clip(1.0 / np.where(one_hot, 1.0, temperature), SMALLEST, LARGEST))
 
     # Rows that keep everything, and one-hot rows.
     weights = np.exp(_scaled(x, maximum, inverse))

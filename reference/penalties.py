@@ -34,5 +34,7 @@ def apply_penalties_(
     if prompt_mask is not None:
         seen = seen | prompt_mask[:, None]
     r, f, s = (value[:, None, None] for value in (repetition, frequency, presence))
-    x = rules.repetition_penalty(logits.astype(np.float64), r, seen)
-    logits[...] = rules.count_penalties(x, seen_by, f, s)
+    with np.errstate(over="ignore"):
+        # What overflows is +inf, which the filter counts as the largest finite value.
+        x = rules.repetition_penalty(logits.astype(np.float64), r, seen)
+        logits[...] = rules.count_penalties(x, seen_by, f, s)

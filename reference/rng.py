@@ -65,7 +65,7 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike, stream: ArrayLike, token: A
     seeds = np.asarray(seeds, np.int64).view(np.uint64)
     positions = np.asarray(positions, np.int64).view(np.uint64)
     token = np.asarray(token, np.int64).view(np.uint64)
-    lane, low, high = token >> 1, positions & rules.MASK32, positions >> 32
+    lane, low, high = (token >> 1) & rules.MASK32, positions & rules.MASK32, positions >> 32
     words = (lane, low, high, np.asarray(stream, np.uint64), seeds & rules.MASK32, seeds >> 32)
     if all(word.size == 1 for word in words):
         # One number: the same rounds on Python's integers, without NumPy's cost of each operation.

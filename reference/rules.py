@@ -158,13 +158,13 @@ def draft_kept_length(committed):
 
 def kept_pages(length, page_size):
     """Pages that hold `length` tokens."""
-    return (length + page_size - 1) // page_size
+    return length // page_size + (length % page_size > 0)
 
 
 def repetition_penalty(x, penalty, seen):
     """Keskar et al. 2019: seen tokens lose, whatever the sign of their logit (seen: 0 or 1)."""
-    factor = (x > 0) / penalty + (x <= 0) * penalty
-    return x * (1 + (factor - 1) * seen)
+    own = penalty * seen + (1 - seen)
+    return x * ((x > 0) / own + (x <= 0) * own)
 
 
 def count_penalties(x, count, frequency, presence):

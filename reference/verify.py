@@ -125,7 +125,8 @@ def verify(
         weights = weights.copy()
         weights[rejected[found]] = left[found]
     token = inverse_cdf(weights, draw_uniforms[row, accepted])
-    return _emit(draft_tokens, accepted, token, target, draft, num_draft_tokens)
+    looked = usable if rule == "block" else accepted
+    return _emit(draft_tokens, accepted, looked, token, target, draft, num_draft_tokens)
 
 
 def verify_coupled(
@@ -142,12 +143,14 @@ def verify_coupled(
     usable = usable_drafts(draft_tokens, num_draft_tokens, _vocab(target))
     same = (draft_tokens == drawn[:, :-1]) & (np.arange(num_drafts) < usable[:, None])
     accepted = np.cumprod(same, -1).sum(-1)
-    return _emit(draft_tokens, accepted, drawn[np.arange(batch), accepted], target, None, num_draft_tokens)
+    token = drawn[np.arange(batch), accepted]
+    return _emit(draft_tokens, accepted, accepted, token, target, None, num_draft_tokens)
 
 
 def _emit(
     draft_tokens: NDArray,
     accepted: NDArray,
+    looked: NDArray,
     token: NDArray,
     target: Law,
     draft: Law | None,
@@ -160,9 +163,10 @@ def _emit(
     tokens[:, :num_drafts] = np.where(emitted[:, 1:], draft_tokens, rules.PAD_TOKEN)
     tokens[np.arange(batch), accepted] = token
     log_probs = np.where(emitted, target.log_prob(tokens.reshape(-1, 1)).reshape(tokens.shape), 0.0)
-    # A row answers for what it used: the target rows up to the draw, and the drafts up to the first rejection.
-    status = np.bitwise_or.reduce(np.where(emitted, target.status.reshape(tokens.shape), 0), -1)
-    used = emitted[:, :num_drafts] & (column[:-1] < num_draft_tokens[:, None])
+    # A row answers for what decided it: the steps up to the first rejection, or all of a block.
+    decided = column <= looked[:, None]
+    status = np.bitwise_or.reduce(np.where(decided, target.status.reshape(tokens.shape), 0), -1)
+    used = decided[:, :num_drafts] & (column[:-1] < num_draft_tokens[:, None])
     if num_drafts:
         outside = ((draft_tokens < 0) & (draft_tokens != rules.PAD_TOKEN)) | (draft_tokens >= _vocab(target))
         status |= (outside & used).any(-1) * np.int32(rules.STATUS_DRAFT_ID)

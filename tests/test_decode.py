@@ -373,7 +373,7 @@ def test_constructor_errors(options, error, words):
         (["text"], {}, TypeError, "encode it first"),
         (torch.tensor([1, 2]), {}, ValueError, "input_ids"),
         (torch.tensor([[1.0]]), {}, TypeError, "input_ids"),
-        (torch.tensor([[1, 2, 3]]), {"attention_mask": torch.tensor([[1, 0, 1]])}, ValueError, "side by side"),
+        (torch.tensor([[1, 2, 3]]), {"attention_mask": torch.tensor([[1, 0, 1]])}, ValueError, "left or on the right"),
         (torch.tensor([[1, 2]]), {"attention_mask": torch.tensor([[0, 0]])}, ValueError, "empty"),
         (torch.tensor([[1, 2]]), {"attention_mask": torch.tensor([[1]])}, ValueError, "attention_mask"),
         ([[1]], {"attention_mask": torch.tensor([[1]])}, ValueError, "attention_mask"),
@@ -402,3 +402,115 @@ def test_a_draft_that_breaks_its_promise_is_named():
 
     with pytest.raises(ValueError, match="proposed tokens"):
         SpecDecoder(TARGET, Short()).generate([[1]])
+
+
+def test_one_decoder_serves_several_threads():
+    from concurrent.futures import ThreadPoolExecutor
+
+    decoder = SpecDecoder(TARGET, DRAFT)
+    want = [decoder.generate([prompt], SamplingParams(seed=1), max_new_tokens=40) for prompt in PROMPTS]
+    with ThreadPoolExecutor(4) as pool:
+        call = lambda prompt: decoder.generate([prompt], SamplingParams(seed=1), max_new_tokens=40)  # noqa: E731
+        for _ in range(5):
+            for got, one in zip(pool.map(call, PROMPTS), want, strict=True):
+                assert texts(got) == texts(one)
+                assert got.stats.forwards == one.stats.forwards
+
+
+def test_a_call_inside_on_token_disturbs_nothing():
+    decoder = SpecDecoder(TARGET, DRAFT)
+    want = decoder.generate([[1, 2]], SamplingParams(seed=4), max_new_tokens=12)
+    inner = []
+
+    def again(row, token, accepted):
+        inner.append(texts(decoder.generate([[3]], SamplingParams(seed=5), max_new_tokens=4)))
+
+    got = decoder.generate([[1, 2]], SamplingParams(seed=4), max_new_tokens=12, on_token=again)
+    assert texts(got) == texts(want)
+    assert got.stats.forwards == want.stats.forwards
+    assert inner == [inner[0]] * 12
+
+
+class Wide(ToyModel):
+    """A head padded behind the vocabulary, as models often have, in a tensor that is the model's own."""
+
+    def forward(self, tokens, cache, *, last=None):
+        logits = super().forward(tokens, cache, last=last)
+        self.given = torch.cat([logits, torch.full_like(logits[..., :5], 50.0)], -1)
+        self.before = self.given.clone()
+        return self.given
+
+
+@pytest.mark.parametrize("options", [{}, {"frequency_penalty": 0.5, "min_tokens": 20}])
+def test_a_padded_head_is_never_drawn_and_never_written(options):
+    wide, narrow = Wide(13, 0), ToyModel(13, 0)
+    each = seeded(**options)
+    a = SpecDecoder(wide, Wide(13, 1)).generate(PROMPTS, each, max_new_tokens=20, eos_token_id=3)
+    b = SpecDecoder(narrow, ToyModel(13, 1)).generate(PROMPTS, each, max_new_tokens=20, eos_token_id=3)
+    assert texts(a) == texts(b)
+    assert torch.equal(wide.given, wide.before)
+
+
+def test_a_model_with_too_few_logits_is_named():
+    class Narrow(ToyModel):
+        def forward(self, tokens, cache, *, last=None):
+            return super().forward(tokens, cache, last=last)[..., :9]
+
+    with pytest.raises(ValueError, match="the target gave 9 logits"):
+        SpecDecoder(Narrow(13, 0)).generate([[1]])
+
+
+def test_results_are_ordinary_tensors():
+    out = SpecDecoder(TARGET, DRAFT).generate(PROMPTS, seeded(), max_new_tokens=6)
+    out.sequences[out.sequences < 0] = 0
+    weight = torch.ones(4, 6, requires_grad=True)
+    (weight * out.log_probs).sum().backward()
+    assert not any(t.is_inference() for t in (out.sequences, out.lengths, out.log_probs, out.sources, out.status))
+
+
+def test_pads_are_no_drafts_in_the_statistics():
+    out = SpecDecoder(TARGET, Scripted([-1, 3], [-1])).generate([[1, 2, 3]], SamplingParams(seed=0), max_new_tokens=4)
+    assert (out.stats.drafted, out.stats.examined, out.stats.acceptance_rate) == (0, 0, 0)
+    assert set(out.sources[0, 1:].tolist()) == {TokenSource.BONUS}
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "error", "words"),
+    [
+        ([None], {}, TypeError, r"input_ids\[0\]"),
+        ([torch.tensor(5)], {}, TypeError, r"input_ids\[0\]"),
+        ([bytearray(b"a")], {}, TypeError, "encode it first"),
+        ([[True]], {}, TypeError, r"input_ids\[0\]"),
+        (torch.tensor([[1, 2, 3]]), {"attention_mask": torch.tensor([[0, 1, 0]])}, ValueError, "left or on the right"),
+        ([[1]], {"stop_token_ids": ["a"]}, TypeError, "stop_token_ids"),
+        ([[1]], {"eos_token_id": torch.tensor([13])}, ValueError, "eos_token_id"),
+        ([[1]], {"sampling": 5}, TypeError, "sampling"),
+        ([[1]], {"on_token": 5}, TypeError, "on_token"),
+    ],
+)
+def test_more_requests_are_checked_before_any_work(ids, options, error, words):
+    model = ToyModel(13, 0)
+    with pytest.raises(error, match=words):
+        SpecDecoder(model, DRAFT).generate(ids, **options)
+    assert model.caches == []
+
+
+def test_numpy_and_tensor_ids_are_ids():
+    want = texts(
+        SpecDecoder(TARGET, DRAFT).generate([[1, 2]], SamplingParams(seed=1), max_new_tokens=9, eos_token_id=3)
+    )
+    for prompt in (np.array([1, 2]), torch.tensor([1, 2]), (1, 2)):
+        for stop in (np.int64(3), torch.tensor(3), torch.tensor([3]), [3], 3):
+            decoder = SpecDecoder(TARGET, DRAFT, num_speculative_tokens=np.int64(4))
+            sampling = SamplingParams(seed=np.int64(1), top_k=10**30)
+            assert texts(decoder.generate([prompt], sampling, max_new_tokens=np.int64(9), eos_token_id=stop)) == want
+
+
+@pytest.mark.parametrize("given", [None, (1, 2), [torch.zeros(1, 4), None, torch.tensor([0])]])
+def test_a_proposal_of_another_form_is_named(given):
+    class Odd:
+        def propose(self, state, num_tokens):
+            return given
+
+    with pytest.raises(TypeError, match="propose must return"):
+        SpecDecoder(TARGET, Odd()).generate([[1]])

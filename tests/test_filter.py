@@ -272,3 +272,57 @@ def test_a_large_vocabulary_is_no_pain():
         times.append(time.perf_counter() - start)
     # About .25 s here; the bound leaves room for a busy machine and still fails for a full sort in Python.
     assert min(times) < 2
+
+
+def test_an_infinite_temperature_is_uniform_over_what_is_allowed():
+    mask = torch.tensor([[0b1011]], dtype=torch.int32)
+    for temperature in (float("inf"), 1e300):
+        f = filter_logits(torch.randn(1, 8), temperature, token_mask=mask)
+        assert f.probs()[0].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3, 0, 0, 0, 0])
+    assert int(filter_logits(torch.tensor([[1.0, 0, 0, -torch.inf]]), float("inf"), top_p=0.5).support_size) == 2
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (0, 3, 5)])
+def test_log_prob_of_no_rows(shape):
+    f = filter_logits(torch.zeros(shape))
+    assert f.log_prob(torch.zeros(shape[:-1], dtype=torch.int64)).shape == shape[:-1]
+    assert f.log_prob(torch.zeros(*shape[:-1], 4, dtype=torch.int64)).shape == (*shape[:-1], 4)
+
+
+def test_ids_outside_have_no_probability_in_any_row():
+    x = torch.stack([torch.zeros(4), torch.full((4,), -torch.inf), torch.tensor([1.0, 2, 3, 4])])
+    f = filter_logits(x, torch.tensor([1.0, 1.0, 0.0]))
+    assert torch.isneginf(f.log_prob(torch.tensor([[-1, 4, 2**40]] * 3))).all()
+    assert f.log_prob(torch.tensor([[0], [0], [3]]))[1:].tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("value", [torch.ones(3, 2), torch.ones(1, 6), torch.ones(6, 1), torch.ones(3)])
+def test_parameters_of_another_shape_are_refused(value):
+    with pytest.raises(ValueError, match="temperature"):
+        filter_logits(torch.zeros(2, 3, 7), value)
+
+
+def test_numpy_scalars_and_any_int_are_numbers():
+    f = filter_logits(torch.randn(1, 9), np.float32(0.5), np.int64(2), np.float64(0.9))
+    assert int(f.support_size) <= 2
+    for k in (10**30, -(10**30)):
+        assert int(filter_logits(torch.randn(1, 9), top_k=k).support_size) == 9
+    with pytest.raises(ValueError, match="temperature"):
+        filter_logits(torch.randn(1, 9), 10**400)
+
+
+def test_a_token_mask_that_is_no_tensor():
+    with pytest.raises(TypeError, match="token_mask"):
+        filter_logits(torch.zeros(1, 4), token_mask=[[1]])
+
+
+def test_stack_joins_rows_and_refuses_what_does_not_fit():
+    x = torch.randn(2, 3, 8)
+    parts = [filter_logits(x[:, i], top_k=3) for i in range(3)]
+    for joined in (FilteredLogits.stack(iter(parts)), FilteredLogits.stack(parts, x)):
+        assert torch.equal(joined.probs(), filter_logits(x, top_k=3).probs())
+    for wrong in ([], [filter_logits(x)], [parts[0], filter_logits(x[:, 1], vocab_size=4)], [parts[0], 3]):
+        with pytest.raises(ValueError, match="parts"):
+            FilteredLogits.stack(wrong)
+    with pytest.raises(ValueError, match="logits"):
+        FilteredLogits.stack(parts, x[:, :2])

@@ -162,3 +162,28 @@ def test_attention_over_a_truncated_cache_is_that_of_one_that_never_held_the_rej
 def test_errors_name_the_argument(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_largest_keep_keeps_everything(dtype):
+    n, table, pages, count = ints(20), torch.tensor([[0, 1, -1]], dtype=torch.int32), ints(7, 7), ints(0)
+    keep = torch.tensor([torch.iinfo(dtype).max], dtype=dtype)
+    truncate_paged_kv_(n, keep, table, 16, pages, count)
+    assert (n.tolist(), table.tolist(), count.tolist()) == ([20], [[0, 1, -1]], [0])
+    truncate_paged_kv_(n, torch.ones_like(keep), table, 2**40, pages, count)
+    assert (n.tolist(), table.tolist(), pages.tolist()) == ([1], [[0, -1, -1]], [1, 7])
+    n[0] = 20
+    assert truncate_kv_(n, keep).tolist() == [20]
+
+
+def test_a_start_that_would_wrap_is_refused():
+    with pytest.raises(ValueError, match="start"):
+        compact_kv_([torch.ones(1, 1, 4, 2)], ints(0)[None], ints(2**31 - 1), ints(1))
+
+
+@pytest.mark.parametrize("caches", [torch.ones(1, 1, 4, 2), 5])
+def test_caches_are_a_list(caches):
+    with pytest.raises(TypeError, match="caches"):
+        truncate_kv_(ints(1), ints(0), caches, scrub=True)
+    with pytest.raises(TypeError, match="caches"):
+        compact_kv_(caches, ints(0)[None], ints(0), ints(1))

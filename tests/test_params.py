@@ -35,3 +35,9 @@ def test_what_is_off_is_allowed():
     SamplingParams(top_k=-1, top_p=0.0, frequency_penalty=-2.0)
     assert not SamplingParams().has_penalties
     assert SamplingParams(presence_penalty=0.1).has_penalties
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
+def test_infinite_penalties_are_refused(name):
+    with pytest.raises(ValueError, match=name):
+        SamplingParams(**{name: float("inf")})

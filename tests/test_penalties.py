@@ -69,3 +69,22 @@ def test_errors_name_the_argument(options, error, words):
     args = {"counts": torch.zeros(2, 3, dtype=torch.int32), **options}
     with pytest.raises(error, match=words):
         apply_penalties_(torch.zeros(2, 3), args.pop("counts"), **args)
+
+
+@pytest.mark.parametrize("name", ["repetition", "frequency", "presence"])
+@pytest.mark.parametrize("value", [float("inf"), torch.tensor([float("inf")] * 2)])
+def test_infinite_penalties_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        apply_penalties_(torch.ones(2, 3), counts([0, 1, 2], [0, 0, 0]), **{name: value})
+
+
+def test_the_smallest_repetition_leaves_unseen_tokens_alone():
+    x = torch.tensor([[1.0, -1.0, 1.0]])
+    apply_penalties_(x, counts([0, 0, 1]), repetition=1e-320)
+    assert x[0, :2].tolist() == [1, -1]
+    assert not x.isnan().any()
+
+
+def test_logits_that_need_a_gradient_are_refused():
+    with pytest.raises(ValueError, match="detach"):
+        apply_penalties_(torch.ones(1, 3, requires_grad=True) * 2, counts([0, 0, 1]), frequency=1.0)

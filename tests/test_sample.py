@@ -147,3 +147,22 @@ def test_errors_name_the_argument(options, error, words):
 def test_probabilities_are_not_logits():
     with pytest.raises(TypeError, match="filter_logits"):
         sample(torch.zeros(2, 4))
+
+
+def test_seeds_of_another_shape_and_steps_out_of_range_are_refused():
+    f = filter_logits(torch.zeros(2, 3, 7))
+    with pytest.raises(ValueError, match="seeds"):
+        sample(f, seeds=torch.arange(6).reshape(3, 2))
+    for step in (-1, 2**32):
+        with pytest.raises(ValueError, match="steps"):
+            sample(f, steps=torch.full((6,), step))
+
+
+def test_steps_are_numbers_of_their_own_alone_and_in_a_batch():
+    f = filter_logits(torch.zeros(5, 1000))
+    seeds, steps = torch.full((5,), 3), torch.tensor([0, 1, 2, 3, 2**32 - 1])
+    together = sample(f, seeds=seeds, steps=steps, stream="draft")
+    assert len(set(together.tolist())) == 5
+    for i in range(5):
+        one = filter_logits(torch.zeros(1, 1000))
+        assert sample(one, seeds=seeds[i : i + 1], steps=steps[i : i + 1], stream="draft").item() == together[i].item()

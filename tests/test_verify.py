@@ -385,7 +385,7 @@ def test_empty_batches_and_no_drafts(batch, drafts):
         ({"rule": "typical"}, ValueError, "rule"),
         ({"draft_tokens": torch.zeros(2, 3)}, TypeError, "draft_tokens"),
         ({"draft_tokens": torch.zeros(2, 4, dtype=torch.int64)}, ValueError, "target"),
-        ({"target": torch.zeros(2, 4, 5, dtype=torch.float64)}, TypeError, "target"),
+        ({"target": torch.zeros(2, 4, 5, dtype=torch.int64)}, TypeError, "target"),
         ({"target": "p"}, TypeError, "target"),
         ({"draft": torch.zeros(2, 4, 5)}, ValueError, "draft"),
         ({"draft": torch.zeros(2, 3, 6)}, ValueError, "more than the target's 5"),
@@ -402,3 +402,18 @@ def test_errors_name_the_argument(change, error, words):
     args = {"draft_tokens": torch.zeros(2, 3, dtype=torch.int64), "target": torch.full((2, 4, 5), 0.2), **change}
     with pytest.raises(error, match=words):
         verify(args.pop("draft_tokens"), args.pop("target"), args.pop("draft", None), **args)
+
+
+def test_a_block_answers_for_every_step_that_decided_it():
+    p = filter_logits(torch.tensor([[[0.1, 1e-9, 0.45, 0.45], [0.25] * 4, [0.25] * 4]]).log())
+    y = torch.zeros(1, 2, 4)
+    y[0, 1, 2] = torch.nan
+    r = verify(torch.tensor([[0, 1]]), p, filter_logits(y), rule="block", uniforms=u(0.95, 0.95, 0.3))
+    assert r.status.tolist() == [Status.NAN]
+    by_token = verify(torch.tensor([[0, 1]]), p, filter_logits(y), uniforms=u(0.95, 0.95, 0.3))
+    assert (by_token.num_accepted.tolist(), by_token.status.tolist()) == ([0], [0])
+
+
+def test_probabilities_may_be_float64():
+    p = probabilities([0.5, 0.3, 0.2], [1, 0, 0]).double()
+    assert verify(torch.tensor([[1]]), p, p[:, :1], uniforms=u(0.99, 0.5)).tokens.tolist() == [[1, 0]]

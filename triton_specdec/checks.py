@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import torch
@@ -58,9 +59,12 @@ def logits(value: object, name: str = "logits") -> torch.Tensor:
 
 def number(name: str, value: object, low: float | None, high: float | None) -> float:
     """A real number in [low, high]; NaN is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    x = float(value)
+    try:
+        x = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float") from None
     if math.isnan(x) or (low is not None and x < low) or (high is not None and x > high):
         bad_range(name, low, high, value)
     return x
@@ -68,11 +72,17 @@ def number(name: str, value: object, low: float | None, high: float | None) -> f
 
 def integer(name: str, value: object, low: int | None = None) -> int:
     """An int, at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {value!r}")
     if low is not None and value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
-    return value
+    return int(value)
+
+
+def finite(name: str, value: float) -> None:
+    """`value` is not infinite."""
+    if math.isinf(value):
+        raise ValueError(f"{name} must be finite, got {value}")
 
 
 def bad_range(name: str, low: float | None, high: float | None, value: object) -> NoReturn:

@@ -13,7 +13,7 @@ from . import checks
 from .draft import Draft, ModelDraft, PromptLookupDraft, Proposal
 from .filter import filter_rows
 from .kv import truncate_kv_
-from .models.protocol import KVCache, Model
+from .models.protocol import KVCache, Model, model_logits
 from .params import SamplingParams
 from .reference import rules
 from .request import Prompts, Request, check_request
@@ -45,7 +45,7 @@ class TokenSource(IntEnum):
     BONUS = 3  # the target, after all drafts were accepted; every later token of plain decoding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerateOutput:
     """Result of `SpecDecoder.generate`.
 
@@ -129,7 +129,6 @@ class SpecDecoder:
             raise ValueError(f"the draft is on {draft.device}, but the target is on {self.target.device}")
         return ModelDraft(draft)
 
-    @torch.inference_mode()
     def generate(
         self,
         input_ids: Prompts,
@@ -181,6 +180,8 @@ class SpecDecoder:
         ([8], ['length'])
         """
         checks.unknown_option("generate", unknown, _GENERATE_NAMES)
+        if on_token is not None and not callable(on_token):
+            raise TypeError(f"on_token must be callable, got {type(on_token).__name__}")
         models = [m for m in (self.target, getattr(self.draft, "model", None)) if isinstance(m, Model)]
         request = check_request(
             input_ids,
@@ -219,12 +220,11 @@ class _Generation:
     def run(self) -> GenerateOutput:
         """Prefill, rounds until every row is finished, result."""
         if self.tokens:
-            drafts_before = getattr(self.draft, "forwards", 0)
-            with self.watch.time("total"):
+            with self.watch.time("total"), torch.inference_mode():
                 state, cache = self.prefill()
                 while any(reason is None for reason in self.finish):
                     self.round(state, cache)
-            self.stats.forwards["draft"] = getattr(self.draft, "forwards", 0) - drafts_before
+            self.stats.forwards["draft"] = state.session.get("draft_forwards", 0)
         for part in ("draft", "target", "verify", "total"):
             setattr(self.stats, f"{part}_seconds", self.watch.seconds(part))
         return self.output()
@@ -237,11 +237,10 @@ class _Generation:
         with self.watch.time("target"):
             # Padded on the right: a token never attends to what comes after it, and the padding is then truncated.
             last = state.lengths.long() - 1
-            logits = self.target.forward(state.tokens[:, : state.bound].clamp(min=0), cache, last=last)
+            logits = model_logits(self.target, "target", state.tokens[:, : state.bound].clamp(min=0), cache, last)
             truncate_kv_(cache.lengths, state.lengths)
         self.stats.forwards["target"] += 1
-        state.adjust_(logits, none)
-        law = filter_rows(logits, state.params)
+        law = filter_rows(state.adjusted(logits, none), state.params)
         method = "gumbel" if self.rule == "coupled" else "inverse_cdf"
         at = state.lengths.long()[:, None]
         anchors = sample(law, seeds=state.seeds, positions=at, method=method)
@@ -257,40 +256,48 @@ class _Generation:
             proposal = self.propose(state)
         with self.watch.time("target"):
             fed = torch.cat([state.anchors(), proposal.tokens.clamp(0, self.target.vocab_size - 1)], 1)
-            logits = self.target.forward(fed, cache)
+            logits = model_logits(self.target, "target", fed, cache)
         self.stats.forwards["target"] += 1
         self.stats.rounds += 1
         with self.watch.time("verify"):
-            state.adjust_(logits, proposal.tokens)
             result = verify(
                 proposal.tokens,
-                filter_rows(logits, state.round_params),
+                filter_rows(state.adjusted(logits, proposal.tokens), state.round_params),
                 proposal.q,
                 num_draft_tokens=proposal.num_valid,
                 rule=self.rule,
                 seeds=state.seeds,
                 positions=state.lengths,
             )
-        self.commit(state, cache, result, proposal.num_valid, None)
+        # A row's drafts end at the first id outside the vocabulary, as `verify` sees them.
+        column = torch.arange(self.num_drafts, device=logits.device)
+        inside = (proposal.tokens >= 0) & (proposal.tokens < self.target.vocab_size)
+        usable = (inside & (column < proposal.num_valid[:, None])).int().cumprod(1).sum(1)
+        self.commit(state, cache, result, usable, None)
 
     def propose(self, state: DecodeState) -> Proposal:
         """The draft's tokens, checked for their shape; none in plain decoding."""
         batch = len(self.tokens)
         if self.draft is None:
             return Proposal(state.tokens[:, :0], None, torch.zeros_like(state.lengths))
-        proposal = Proposal(*self.draft.propose(state, self.num_drafts))
-        checks.tensor("proposed tokens", proposal.tokens, checks.INT_DTYPES, (batch, self.num_drafts))
-        checks.tensor("num_valid", proposal.num_valid, checks.INT_DTYPES, (batch,))
+        given = self.draft.propose(state, self.num_drafts)
+        if not isinstance(given, tuple) or len(given) != 3:
+            raise TypeError(f"propose must return (tokens, q, num_valid), got {type(given).__name__}")
+        tokens, q, num_valid = given
+        checks.tensor("proposed tokens", tokens, checks.INT_DTYPES, (batch, self.num_drafts))
+        checks.tensor("num_valid", num_valid, checks.INT_DTYPES, (batch,))
+        for name, value in (("proposed tokens", tokens), ("num_valid", num_valid)):
+            checks.same_device(name, value, "the target", state.tokens.device)
         # The coupled rule compares tokens and asks for no q.
-        q = None if self.rule == "coupled" else proposal.q
-        return Proposal(proposal.tokens.long(), q, proposal.num_valid.clamp(0, self.num_drafts))
+        q = None if self.rule == "coupled" else q
+        return Proposal(tokens.long(), q, num_valid.clamp(0, self.num_drafts))
 
     def commit(
         self,
         state: DecodeState,
         cache: KVCache,
         result: VerifyResult,
-        num_valid: torch.Tensor,
+        usable: torch.Tensor,
         source: TokenSource | None,
     ) -> None:
         """Append the emitted tokens, truncate the cache to them, and tell the host: its one read of a round."""
@@ -300,19 +307,19 @@ class _Generation:
         accepted = torch.where(state.active, result.num_accepted, -1)
         keep = cached if source is TokenSource.ANCHOR else rules.kept_length(cached, accepted)
         truncate_kv_(cache.lengths, keep)
-        counts = torch.stack([taken, num_valid.to(taken.dtype), result.status], 1)
+        counts = torch.stack([taken, usable.to(taken.dtype), result.status], 1)
         # Integers below 2^53 and float32 log-probabilities both fit float64 exactly: one transfer carries all.
         host = torch.cat([result.tokens.double(), counts.double(), result.log_probs.double()], 1).cpu()
         self.stats.host_reads += 1
         width = result.tokens.shape[1]
         finished_before = sum(reason is not None for reason in self.finish)
         for row, values in enumerate(host.tolist()):
-            count, valid, status = (int(v) for v in values[width : width + 3])
+            count, drafted, status = (int(v) for v in values[width : width + 3])
             self.committed[row] += count
             if self.finish[row] is None:
                 self.status[row] |= status
                 ids = [int(v) for v in values[:count]]
-                self.append(row, ids, valid, values[width + 3 : width + 3 + count], source)
+                self.append(row, ids, drafted, values[width + 3 : width + 3 + count], source)
         state.bound = max(self.committed)
         cache.bound = state.bound - 1
         if sum(reason is not None for reason in self.finish) != finished_before:
@@ -320,13 +327,13 @@ class _Generation:
             state.active.copy_(torch.tensor(active), non_blocking=True)
 
     def append(
-        self, row: int, ids: list[int], num_valid: int, log_probs: list[float], source: TokenSource | None
+        self, row: int, ids: list[int], drafted: int, log_probs: list[float], source: TokenSource | None
     ) -> None:
         """Take a row's emitted tokens, cut at a stop token or at max_new_tokens."""
         accepted = len(ids) - 1
         if source is None:
-            self.stats.count_row(accepted, num_valid)
-        last = TokenSource.RECOVERED if accepted < num_valid else TokenSource.BONUS
+            self.stats.count_row(accepted, drafted)
+        last = TokenSource.RECOVERED if accepted < drafted else TokenSource.BONUS
         for i, (token, log_prob) in enumerate(zip(ids, log_probs, strict=True)):
             kind = TokenSource.ACCEPTED if i < accepted else last if source is None else source
             self.tokens[row].append(token)
@@ -338,7 +345,8 @@ class _Generation:
             elif len(self.tokens[row]) == self.request.max_new_tokens:
                 self.finish[row] = "length"
             if self.on_token is not None:
-                self.on_token(row, token, kind is TokenSource.ACCEPTED)
+                with torch.inference_mode(False):
+                    self.on_token(row, token, kind is TokenSource.ACCEPTED)
             if self.finish[row] is not None:
                 return
 

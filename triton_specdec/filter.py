@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from .params import ORDERS, RowParams, row_params
 from .reference.filter import ROW_FIELDS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FilteredLogits:
     """Filtered distributions, described by a few numbers a row. R stands for the rows: [N] or [B, K + 1].
 
@@ -94,7 +94,7 @@ class FilteredLogits:
         return out
 
     @classmethod
-    def stack(cls, parts: Sequence[FilteredLogits], logits: torch.Tensor | None = None) -> FilteredLogits:
+    def stack(cls, parts: Iterable[FilteredLogits], logits: torch.Tensor | None = None) -> FilteredLogits:
         """Join K results of rows [B] to one of rows [B, K].
 
         Parameters
@@ -103,8 +103,17 @@ class FilteredLogits:
         logits : [B, K, V], optional
             Where the parts' logits already lie side by side; without it they are copied together.
         """
-        if not parts:
-            raise ValueError("stack needs at least one part")
+        parts = list(parts)
+        if not parts or any(not isinstance(p, FilteredLogits) or len(p.shape) != 1 for p in parts):
+            raise ValueError("parts must be at least one FilteredLogits, each of logits [B, V]")
+        for name in ("backend", "vocab_size"):
+            if len({getattr(p, name) for p in parts}) > 1:
+                raise ValueError(f"parts differ in {name}")
+        if len({p.logits.shape for p in parts}) > 1:
+            raise ValueError(f"parts differ in shape: {[list(p.logits.shape) for p in parts]}")
+        batch, vocab = parts[0].logits.shape
+        if logits is not None and logits.shape != (batch, len(parts), vocab):
+            raise ValueError(f"logits must have shape {[batch, len(parts), vocab]}, got {list(logits.shape)}")
         fields: dict[str, Any] = {n: torch.stack([getattr(p, n) for p in parts], 1) for n in ROW_FIELDS}
         joined = torch.stack([p.logits for p in parts], 1) if logits is None else logits
         masks = [p.token_mask for p in parts if p.token_mask is not None]
@@ -143,7 +152,7 @@ def filter_logits(
         None, <= 0 or >= V: off.
     top_p : number or tensor, optional
         Keeps a token while the mass ranked before it is < top_p (Holtzman et al. 2020). None, >= 1: off; <= 0: the
-        first token only.
+        first token only. Give tensors as float64: 0.6 in float32 is more than 0.6, and keeps 7 of 10 equal tokens.
     min_p : number or tensor in [0, 1], optional
         Keeps p_i >= min_p * max p (Nguyen et al. 2024).
     min_tokens_to_keep : int or tensor, >= 1
@@ -180,7 +189,8 @@ def filter_logits(
         raise ValueError(f"vocab_size must be in [1, {vocab}] for logits {list(logits.shape)}, got {vocab_size}")
     if token_mask is not None:
         words = (vocab + 31) // 32
-        shape = (rows.numel(), words) if token_mask.dim() == 2 else (*rows, words)
+        flat = isinstance(token_mask, torch.Tensor) and token_mask.dim() == 2
+        shape = (rows.numel(), words) if flat else (*rows, words)
         token_mask = checks.tensor("token_mask", token_mask, (torch.int32,), shape).reshape(*rows, words)
         checks.same_device("token_mask", token_mask, "logits", device)
     return filter_rows(logits, params, order=order, token_mask=token_mask, vocab_size=vocab_size, backend=backend)

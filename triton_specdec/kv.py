@@ -8,6 +8,7 @@ import torch
 
 from . import backend as backends
 from . import checks
+from .reference import rules
 
 
 def truncate_kv_(
@@ -46,7 +47,7 @@ def truncate_kv_(
     """
     _lengths(lengths, keep)
     batch = len(lengths)
-    checked = [_cache(f"caches[{i}]", c, batch, lengths.device) for i, c in enumerate(caches or ())]
+    checked = _caches([] if caches is None else caches, batch, lengths.device)
     if scrub and not checked:
         raise ValueError("scrub=True needs caches: a list of tensors [B, H, S, D] or [L, B, H, S, D]")
     chosen = backends.resolve(backend, lengths.device)
@@ -99,7 +100,7 @@ def truncate_paged_kv_(
     for name, value in (("block_table", block_table), ("free_pages", free_pages), ("num_free", num_free)):
         checks.same_device(name, value, "lengths", device)
     if device.type == "cpu":
-        past = torch.arange(block_table.shape[1]) >= ((keep.clamp(min=0) + page_size - 1) // page_size)[:, None]
+        past = torch.arange(block_table.shape[1]) >= rules.kept_pages(keep.long().clamp(min=0), page_size)[:, None]
         freed, room = int((past & (block_table >= 0)).sum()), len(free_pages) - int(num_free)
         if not 0 <= int(num_free) <= len(free_pages) or freed > room:
             raise ValueError(
@@ -134,7 +135,7 @@ def compact_kv_(
     checks.tensor("count", count, checks.INT_DTYPES, (batch,))
     for name, value in (("start", start), ("count", count)):
         checks.same_device(name, value, "source", source.device)
-    checked = [_cache(f"caches[{i}]", c, batch, source.device) for i, c in enumerate(caches)]
+    checked = _caches(caches, batch, source.device)
     if not checked:
         raise ValueError("caches must hold at least one tensor [B, H, S, D] or [L, B, H, S, D]")
     if source.device.type == "cpu":
@@ -145,7 +146,7 @@ def compact_kv_(
         if ((source < 0) | (source >= slots))[used].any():
             raise ValueError(f"source must hold slots in [0, {slots}) of the caches")
         moved = count > 0
-        if ((start < 0) | (start + count > slots))[moved].any():
+        if ((start < 0) | (start.long() + count > slots))[moved].any():
             raise ValueError(f"start + count must stay within the {slots} slots of the caches")
     chosen = backends.resolve(backend, source.device)
     backends.layer(chosen).compact_kv_(checked, source, start, count)
@@ -157,10 +158,18 @@ def _lengths(lengths: torch.Tensor, keep: torch.Tensor) -> None:
     checks.same_device("keep", keep, "lengths", lengths.device)
 
 
+def _caches(caches: object, batch: int, device: torch.device) -> list[torch.Tensor]:
+    if isinstance(caches, torch.Tensor) or not isinstance(caches, Sequence):
+        raise TypeError(f"caches must be a list of tensors, got {type(caches).__name__}")
+    return [_cache(f"caches[{i}]", cache, batch, device) for i, cache in enumerate(caches)]
+
+
 def _cache(name: str, cache: object, batch: int, device: torch.device) -> torch.Tensor:
     if not isinstance(cache, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(cache).__name__}")
     if cache.dim() not in (4, 5) or cache.shape[-4] != batch:
         raise ValueError(f"{name} must have shape [{batch}, H, S, D] or [L, {batch}, H, S, D], got {list(cache.shape)}")
+    if cache.element_size() > 8:
+        raise TypeError(f"{name} must hold elements of at most 8 bytes, got {cache.dtype}")
     checks.same_device(name, cache, "lengths", device)
     return cache

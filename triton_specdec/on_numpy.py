@@ -45,7 +45,8 @@ def keep_mask(f: FilteredLogits) -> torch.Tensor:
 
 def log_prob(f: FilteredLogits, tokens: torch.Tensor) -> torch.Tensor:
     """See `FilteredLogits.log_prob`."""
-    ids = _array(tokens.long()).reshape(f.shape.numel(), -1)
+    width = 1 if tokens.dim() == len(f.shape) else tokens.shape[-1]
+    ids = _array(tokens.long()).reshape(f.shape.numel(), width)
     return _tensor(_support(f).log_prob(ids).astype(np.float32), f.logits.device).reshape(tokens.shape)
 
 
@@ -119,14 +120,14 @@ def truncate_paged_kv_(
 ) -> None:
     """See `triton_specdec.truncate_paged_kv_`."""
     with _Written(lengths, block_table, free_pages, num_free) as (n, table, pages, free):
-        kv.truncate_pages_(n, _array(keep), table, page_size, pages, free)
+        kv.truncate_pages_(n, _array(keep.long()), table, page_size, pages, free)
 
 
 def compact_kv_(caches: list[torch.Tensor], source: torch.Tensor, start: torch.Tensor, count: torch.Tensor) -> None:
     """See `triton_specdec.compact_kv_`."""
     for cache in caches:
         with _Written(_words(cache)) as (array,):
-            kv.compact_(array, _array(source), _array(start), _array(count))
+            kv.compact_(array, _array(source.long()), _array(start.long()), _array(count.long()))
 
 
 def apply_penalties_(

@@ -15,8 +15,10 @@ ORDERS = ("top_k_first", "joint")
 
 # None means off; these values say the same as a number.
 _OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-_LOW: dict[str, float | None] = {"temperature": 0.0, "min_p": 0.0, "top_p": None}
-_HIGH: dict[str, float | None] = {"temperature": None, "min_p": 1.0, "top_p": None}
+_LOW: dict[str, int] = {"temperature": 0, "min_p": 0, "min_tokens_to_keep": 1}
+_HIGH: dict[str, int] = {"min_p": 1}
+# An infinite penalty is no "never": inf * 0 is NaN.
+FINITE = ("repetition", "frequency", "presence")
 
 
 class Status(IntFlag):
@@ -81,17 +83,19 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p"):
             value = getattr(self, name)
             if value is not None or name == "temperature":
-                checks.number(name, value, _LOW[name], _HIGH[name])
+                checks.number(name, value, _LOW.get(name), _HIGH.get(name))
         if self.top_k is not None:
             checks.integer("top_k", self.top_k)
         checks.integer("min_tokens_to_keep", self.min_tokens_to_keep, 1)
         checks.integer("min_tokens", self.min_tokens, 0)
         if checks.number("repetition_penalty", self.repetition_penalty, 0, None) == 0:
             raise ValueError("repetition_penalty must be greater than 0, got 0")
-        checks.number("frequency_penalty", self.frequency_penalty, None, None)
-        checks.number("presence_penalty", self.presence_penalty, None, None)
+        for name in FINITE:
+            checks.finite(
+                f"{name}_penalty", checks.number(f"{name}_penalty", getattr(self, f"{name}_penalty"), None, None)
+            )
         if self.seed is not None and not -(2**63) <= checks.integer("seed", self.seed) < 2**63:
-            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+            raise ValueError(f"seed must be in [-2^63, 2^63), got {self.seed}")
 
     @property
     def has_penalties(self) -> bool:
@@ -121,14 +125,16 @@ def per_row(name: str, value: object, shape: torch.Size, device: torch.device, d
     rows = shape.numel()
     whole = not dtype.is_floating_point
     value = _OFF.get(name) if value is None else value
-    low, high = (1, None) if name == "min_tokens_to_keep" else (_LOW.get(name), _HIGH.get(name))
+    low, high = _LOW.get(name), _HIGH.get(name)
     if not isinstance(value, torch.Tensor):
-        one: float = checks.integer(name, value, 1 if low else None) if whole else checks.number(name, value, low, high)
-        return torch.full((rows,), min(one, 2**62) if whole else one, dtype=dtype, device=device)
+        one: float = clamped(checks.integer(name, value, low)) if whole else checks.number(name, value, low, high)
+        if name in FINITE:
+            checks.finite(name, one)
+        return torch.full((rows,), one, dtype=dtype, device=device)
     if value.dtype.is_complex or value.dtype == torch.bool or (whole and value.dtype.is_floating_point):
         raise TypeError(f"{name} must hold {'ints' if whole else 'numbers'}, got {value.dtype}")
     checks.same_device(name, value, "logits", device)
-    if value.dim() == 0 or value.numel() == rows and value.dim() <= 2:
+    if value.dim() == 0 or value.shape in (shape, torch.Size([rows])):
         each = value.reshape(-1).expand(rows)
     elif value.dim() == 1 and len(shape) == 2 and len(value) == shape[0]:
         each = value.repeat_interleave(shape[1])
@@ -140,10 +146,16 @@ def per_row(name: str, value: object, shape: torch.Size, device: torch.device, d
     # Values on a GPU are never read by the host: a row out of range is greedy and says so in its status.
     if device.type == "cpu" and rows:
         bad = ~(each >= low) if low is not None else each.isnan()
-        bad |= each > high if high is not None else bad
+        bad |= each > high if high is not None else False
+        bad |= each.isinf() if name in FINITE else False
         if bad.any():
             checks.bad_range(name, low, high, each[bad][0].item())
     return each
+
+
+def clamped(value: int) -> int:
+    """An int that fits int64, for values of which any that large mean the same."""
+    return min(max(value, -(2**62)), 2**62)
 
 
 def row_params(

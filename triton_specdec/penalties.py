@@ -51,6 +51,8 @@ def apply_penalties_(
     [[1.0, 1.0], [1.0, -1.0], [1.0, -3.0]]
     """
     checks.logits(logits)
+    if logits.requires_grad:
+        raise ValueError("logits require a gradient, and are written in place: pass logits.detach()")
     batch, vocab, device = logits.shape[0], logits.shape[-1], logits.device
     checks.tensor("counts", counts, checks.INT_DTYPES, (batch, vocab))
     checks.same_device("counts", counts, "logits", device)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from . import checks
 from .models.protocol import Model
-from .params import RowParams, SamplingParams, random_seeds
+from .params import RowParams, SamplingParams, clamped, random_seeds
 from .reference import rules
 from .state import DecodeState, Penalties
 
@@ -38,8 +38,10 @@ class Request:
         tokens = tokens.to(device)
 
         def column(name: str, dtype: torch.dtype, off: float = 0) -> torch.Tensor:
-            values = [getattr(s, name) for s in self.sampling]
-            return torch.tensor([off if v is None else v for v in values], dtype=dtype, device=device)
+            values = [off if value is None else value for value in (getattr(s, name) for s in self.sampling)]
+            if name in ("top_k", "min_tokens_to_keep", "min_tokens"):
+                values = [clamped(int(value)) for value in values]
+            return torch.tensor(values, dtype=dtype, device=device)
 
         params = RowParams(
             column("temperature", torch.float64),
@@ -95,33 +97,45 @@ def check_request(
 ) -> Request:
     """Check every argument; raises TypeError or ValueError by its name."""
     prompts = _prompts(input_ids, attention_mask)
-    checks.integer("max_new_tokens", max_new_tokens, 1)
+    max_new_tokens = checks.integer("max_new_tokens", max_new_tokens, 1)
     for i, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"input_ids[{i}] is empty: a prompt needs at least one token")
         for token in prompt:
-            if not 0 <= checks.integer(f"input_ids[{i}]", token) < vocab_size:
+            if not 0 <= token < vocab_size:
                 raise ValueError(f"input_ids[{i}] holds id {token}, outside [0, {vocab_size})")
         if len(prompt) + max_new_tokens > max_length:
             raise ValueError(
                 f"input_ids[{i}] has {len(prompt)} tokens: with max_new_tokens={max_new_tokens} "
                 f"that is more than the models' {max_length}"
             )
+    if not isinstance(sampling, SamplingParams | Sequence):
+        raise TypeError(f"sampling must be a SamplingParams, or one for each prompt, got {type(sampling).__name__}")
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     if any(not isinstance(s, SamplingParams) for s in each):
         raise TypeError("sampling must be a SamplingParams, or one for each prompt")
     if len(each) != len(prompts):
         raise ValueError(f"sampling must be one for all or one a prompt: got {len(each)} for {len(prompts)} prompts")
-    stops = set(stop_token_ids)
-    if eos_token_id is not None:
-        stops |= {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)
-    for stop in stops:
-        if not 0 <= checks.integer("stop_token_ids", stop) < vocab_size:
-            raise ValueError(f"eos_token_id / stop_token_ids holds {stop}, outside [0, {vocab_size})")
+    stops = _stop_ids("eos_token_id", eos_token_id, vocab_size) | _stop_ids(
+        "stop_token_ids", stop_token_ids, vocab_size
+    )
     if any(s.min_tokens for s in each) and len(stops) == vocab_size:
         raise ValueError("min_tokens cannot hold: every id is a stop token")
     pad = rules.PAD_TOKEN if pad_token_id is None else checks.integer("pad_token_id", pad_token_id)
     return Request(prompts, each, max_new_tokens, frozenset(stops), pad)
+
+
+def _stop_ids(name: str, given: object, vocab_size: int) -> set[int]:
+    values = given.reshape(-1).tolist() if isinstance(given, torch.Tensor) else given
+    if values is None:
+        return set()
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        values = [values]
+    stops = {checks.integer(name, value) for value in values}
+    for stop in stops:
+        if not 0 <= stop < vocab_size:
+            raise ValueError(f"{name} holds {stop}, outside [0, {vocab_size})")
+    return stops
 
 
 def _prompts(input_ids: Prompts, attention_mask: torch.Tensor | None) -> list[list[int]]:
@@ -133,15 +147,20 @@ def _prompts(input_ids: Prompts, attention_mask: torch.Tensor | None) -> list[li
             raise ValueError(f"attention_mask must be a tensor of shape {list(input_ids.shape)}")
         keep = attention_mask.bool()
         # Padding on the left or on the right; a hole would shift the positions behind it.
-        if ((keep[:, 1:] != keep[:, :-1]).sum(1) > 1 + (~keep[:, 0]).long()).any():
-            raise ValueError("attention_mask must have its ones side by side in each row (left or right padding)")
+        if ((keep[:, 1:] != keep[:, :-1]).sum(1) > 1).any():
+            raise ValueError("attention_mask must pad each row on the left or on the right alone")
         return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
     if attention_mask is not None:
         raise ValueError("attention_mask goes with input_ids as a tensor; a list of id lists needs none")
     if isinstance(input_ids, str | bytes) or not isinstance(input_ids, Sequence):
         raise TypeError(f"input_ids must be a list of id lists or a tensor [B, T], got {type(input_ids).__name__}")
-    if any(isinstance(p, int) for p in input_ids):
-        raise TypeError("input_ids must be a list of id lists, one a prompt: got a list of ints, write [ids]")
-    if any(isinstance(p, str | bytes) for p in input_ids):
-        raise TypeError("input_ids must hold token ids, got text: encode it first")
-    return [p.tolist() if isinstance(p, torch.Tensor) else list(p) for p in input_ids]
+    prompts = []
+    for i, prompt in enumerate(input_ids):
+        if isinstance(prompt, str | bytes | bytearray):
+            raise TypeError(f"input_ids[{i}] must hold token ids, got text: encode it first")
+        values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        if not isinstance(values, Sequence):
+            what = "an int: write [[ids]] for one prompt" if isinstance(values, int) else type(prompt).__name__
+            raise TypeError(f"input_ids must be a list of id lists, one a prompt: input_ids[{i}] is {what}")
+        prompts.append([checks.integer(f"input_ids[{i}]", value) for value in values])
+    return prompts

@@ -78,6 +78,8 @@ def sample(
     row_seeds = seed_rows(seeds, rows, device)
     at = position_rows("positions", positions, rows, device)
     number = None if steps is None else position_rows("steps", steps, rows, device)
+    if number is not None and device.type == "cpu" and not ((number >= 0) & (number < 2**32)).all():
+        raise ValueError("steps must be in [0, 2^32)")
     return sample_rows(filtered, row_seeds, at, number, method=method, stream=stream)
 
 
@@ -118,7 +120,7 @@ def seed_rows(seeds: torch.Tensor | None, rows: torch.Size, device: torch.device
             "seeds must be a tensor of int64 with one seed a row: a shared seed would draw alike in all rows"
         )
     checks.same_device("seeds", seeds, "logits", device)
-    if seeds.numel() == rows.numel() and seeds.dim() in (1, len(rows)):
+    if seeds.shape in (rows, torch.Size([rows.numel()])):
         return seeds.long().reshape(rows)
     if len(rows) == 2 and seeds.shape == rows[:1]:
         return seeds.long()[:, None].expand(rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from .reference import rules
 from .verify import VerifyResult
 
 
-@dataclass
+@dataclass(eq=False)
 class Penalties:
     """Penalties of a batch and the counts they work on."""
 
@@ -40,7 +41,7 @@ class Penalties:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class DecodeState:
     """What a draft may look at, and what the loop commits to.
 
@@ -56,6 +57,9 @@ class DecodeState:
     params, round_params : RowParams
         One value a request, and one for each of its K + 1 rows.
     rule : str
+    session : dict
+        What a draft keeps between the rounds of this call (its cache, say). A draft object may serve several calls at
+        once, so it keeps nothing of a call in itself.
     """
 
     tokens: torch.Tensor
@@ -71,32 +75,40 @@ class DecodeState:
     min_tokens: torch.Tensor | None  # int64 [B]; None: no row has any
     stop_ids: list[int]
     penalties: Penalties | None
+    session: dict[str, Any] = field(default_factory=dict)
+    _stop_tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def anchors(self) -> torch.Tensor:
         """The last committed token of each row, [B, 1]."""
         return self.tokens.gather(1, self.lengths.long()[:, None] - 1)
 
-    def adjust_(self, logits: torch.Tensor, drafts: torch.Tensor) -> None:
-        """Penalties and min_tokens on the target's logits [B, K + 1, V], after 0 .. K drafts [B, K]."""
+    def adjusted(self, logits: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+        """Logits [B, K + 1, V] with penalties and min_tokens, after 0 .. K drafts [B, K]; a copy where any is on."""
+        if self.penalties is None and self.min_tokens is None:
+            return logits
+        logits = logits.clone()
         if self.penalties is not None:
             self.penalties.apply_(logits, drafts)
         if self.min_tokens is not None:
             step = torch.arange(logits.shape[1], device=logits.device)
             made = (self.lengths - self.prompt_lengths)[:, None] + step
-            early = made < self.min_tokens[:, None]
-            for token in self.stop_ids:
-                if token < logits.shape[-1]:
-                    logits[..., token].masked_fill_(early, float("-inf"))
+            early = (made < self.min_tokens[:, None])[:, :, None]
+            ids = self._stops_below(logits.shape[-1])
+            logits[..., ids] = torch.where(early, float("-inf"), logits[..., ids])
+        return logits
 
-    def adjust_draft_(self, logits: torch.Tensor, drafts: torch.Tensor) -> None:
-        """The same on the draft's logits [B, V] after the drafts [B, i] of this round."""
+    def adjusted_draft(self, logits: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+        """The same for the draft's logits [B, V] after the drafts [B, i] of this round."""
         if self.penalties is None and self.min_tokens is None:
-            return
-        batch, count = drafts.shape
-        rows = logits.new_zeros(batch, count + 1, logits.shape[-1])
-        rows[:, count] = logits
-        self.adjust_(rows, drafts)
-        logits.copy_(rows[:, count])
+            return logits
+        count = drafts.shape[1]
+        return self.adjusted(logits[:, None].expand(-1, count + 1, -1), drafts)[:, count]
+
+    def _stops_below(self, vocab_size: int) -> torch.Tensor:
+        if vocab_size not in self._stop_tensors:
+            ids = [token for token in self.stop_ids if token < vocab_size]
+            self._stop_tensors[vocab_size] = torch.tensor(ids, dtype=torch.int64, device=self.tokens.device)
+        return self._stop_tensors[vocab_size]
 
     def commit_(self, result: VerifyResult) -> torch.Tensor:
         """Append what a round emitted to the active rows; returns how many tokens each took, int32 [B]."""

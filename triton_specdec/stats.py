@@ -21,13 +21,14 @@ class GenerateStats:
         Rounds of the batch: one target forward each.
     row_rounds : int
     drafted, accepted, examined : int
-        Drafted tokens; those accepted; those looked at (up to and with the first rejection).
+        Drafted tokens; those accepted; those looked at (up to and with the first rejection). What verification
+        decided, before stops and max_new_tokens cut a row's last round; so are the lists below.
     emitted : int
         Tokens that came out, the first token of each row (drawn after the prefill) included.
     acceptance_rate : float
         accepted / examined, 0 where nothing was drafted.
     tokens_per_round : float
-        Tokens a row-round gave, before stops were cut: 1 for plain decoding.
+        Tokens a row-round gave: 1 for plain decoding.
     accepted_per_position : list of int, [K]
         How often the draft at each position stood.
     accepted_histogram : list of int, [K + 1]

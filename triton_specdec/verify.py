@@ -58,7 +58,8 @@ def verify(
     target : FilteredLogits or float probabilities [B, K + 1, V]
         The distribution after 0 .. K drafted tokens.
     draft : FilteredLogits or float probabilities [B, K, Vq], Vq <= V, optional
-        What each draft was drawn from; missing ids have q = 0. None: a deterministic draft (q is one-hot).
+        What each draft was drawn from; missing ids have q = 0. None: a deterministic draft (q is one-hot). Rule
+        "coupled" compares tokens and does not look at it.
     num_draft_tokens : ints [B], optional
         Drafts of each row; what lies behind is not looked at.
     rule : "rejection", "block" or "coupled"
@@ -139,7 +140,8 @@ def _law(name: str, law: object, batch: int, rows: int, device: torch.device) ->
     tensor = law.logits if isinstance(law, FilteredLogits) else law
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be FilteredLogits or a tensor of probabilities, got {type(law).__name__}")
-    checks.tensor(name, tensor, checks.LOGIT_DTYPES, (batch, rows, None))
+    given = () if isinstance(law, FilteredLogits) else (torch.float64,)
+    checks.tensor(name, tensor, (*checks.LOGIT_DTYPES, *given), (batch, rows, None))
     if tensor.shape[-1] < 1:
         raise ValueError(f"{name} must have at least one id, got shape {list(tensor.shape)}")
     checks.same_device(name, tensor, "draft_tokens", device)

@@ -6,7 +6,7 @@ import torch
 
 from ..filter import FilteredLogits, filter_rows
 from ..kv import truncate_kv_
-from ..models.protocol import KVCache, Model
+from ..models.protocol import KVCache, Model, model_logits
 from ..reference import rules
 from ..sample import sample_rows
 from ..state import DecodeState
@@ -18,28 +18,23 @@ class ModelDraft:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.forwards = 0
-        self._cache: KVCache | None = None
-        self._state: DecodeState | None = None
 
     def propose(self, state: DecodeState, num_tokens: int) -> Proposal:
         """Draw `num_tokens` tokens after each row's committed ones."""
-        fed, last = self._feed(state)
-        assert self._cache is not None
+        fed, last, cache = self._feed(state)
         batch, vocab = len(fed), self.model.vocab_size
         tokens = fed.new_empty(batch, num_tokens)
         buffer: torch.Tensor | None = None
         laws: list[FilteredLogits] = []
         first = state.lengths.long()
         for i in range(num_tokens):
-            logits = self.model.forward(fed, self._cache, last=last)[:, 0]
-            self.forwards += 1
+            logits = model_logits(self.model, "draft", fed, cache, last)[:, 0]
+            state.session["draft_forwards"] = state.session.get("draft_forwards", 0) + 1
             if buffer is None:
                 # The padding of the prefill goes; after later rounds' two tokens this changes nothing.
-                truncate_kv_(self._cache.lengths, state.lengths)
+                truncate_kv_(cache.lengths, state.lengths)
                 buffer = logits.new_empty(batch, num_tokens, vocab)
-            row = buffer[:, i].copy_(logits)
-            state.adjust_draft_(row, tokens[:, :i])
+            row = buffer[:, i].copy_(state.adjusted_draft(logits, tokens[:, :i]))
             law = filter_rows(row, state.params)
             if state.rule == "coupled":
                 drawn = sample_rows(law, state.seeds, first + i, method="gumbel")
@@ -54,20 +49,19 @@ class ModelDraft:
         q = None if state.rule == "coupled" else FilteredLogits.stack(laws, buffer)
         return Proposal(tokens, q, torch.full_like(state.lengths, num_tokens))
 
-    def _feed(self, state: DecodeState) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the first forward of a round is fed, and where its last token stands."""
-        if self._state is not state:
+    def _feed(self, state: DecodeState) -> tuple[torch.Tensor, torch.Tensor | None, KVCache]:
+        """What the first forward of a round is fed, where its last token stands, and this call's cache."""
+        cache: KVCache | None = state.session.get("draft_cache")
+        if cache is None:
             # The prefill: the whole prompt and the anchor, rows padded behind their end.
-            self._state = state
-            self._cache = self.model.new_cache(len(state.lengths), state.capacity)
-            return self._known(state.tokens[:, : state.bound]), state.lengths.long() - 1
-        assert self._cache is not None
+            cache = state.session["draft_cache"] = self.model.new_cache(len(state.lengths), state.capacity)
+            return self._known(state.tokens[:, : state.bound]), state.lengths.long() - 1, cache
         # After K accepted drafts the cache is one token short, after fewer it is too long. Feeding the last two
         # committed tokens is right for both, with the same shapes every round.
-        truncate_kv_(self._cache.lengths, rules.draft_kept_length(state.lengths))
-        self._cache.bound = rules.draft_kept_length(state.bound)
+        truncate_kv_(cache.lengths, rules.draft_kept_length(state.lengths))
+        cache.bound = rules.draft_kept_length(state.bound)
         at = state.lengths.long()[:, None] + torch.arange(-2, 0, device=state.lengths.device)
-        return self._known(state.tokens.gather(1, at)), torch.ones_like(state.lengths, dtype=torch.int64)
+        return self._known(state.tokens.gather(1, at)), torch.ones_like(state.lengths, dtype=torch.int64), cache
 
     def _known(self, tokens: torch.Tensor) -> torch.Tensor:
         """Ids the model has an embedding for: padding becomes 0, and an id of a larger target the last one.

@@ -6,6 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from .. import checks
+
 
 @runtime_checkable
 class KVCache(Protocol):
@@ -46,12 +48,29 @@ class Model(Protocol):
     def device(self) -> torch.device: ...  # noqa: D102
 
     def new_cache(self, batch_size: int, capacity: int) -> KVCache:
-        """An empty cache with `capacity` slots a row."""
+        """An empty cache with `capacity` slots a row.
+
+        The loop asks for up to 2 K + 1 more than prompt and answer take: drafts are checked beyond the end of the
+        answer and then cut. With an answer that ends at `max_length`, the model is fed positions behind it.
+        """
         ...
 
     def forward(self, tokens: torch.Tensor, cache: Any, *, last: torch.Tensor | None = None) -> torch.Tensor:
         """Feed tokens int64 [B, n] at each row's own length; adds n to every length and to the bound.
 
-        Returns logits [B, n, V] after each token, or [B, 1, V] after token `last[b]` (int64 [B]) alone.
+        Returns logits [B, n, V] after each token, or [B, 1, V] after token `last[b]` (int64 [B]) alone. They may be
+        wider than `vocab_size` (a padded head): what is behind it is never drawn. They are not written to.
         """
         ...
+
+
+def model_logits(
+    model: Model, name: str, tokens: torch.Tensor, cache: KVCache, last: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One forward of a model, its answer checked and cut to its vocabulary."""
+    logits = model.forward(tokens, cache, last=last)
+    count = tokens.shape[1] if last is None else 1
+    checks.tensor(f"logits of the {name}", logits, checks.LOGIT_DTYPES, (len(tokens), count, None))
+    if logits.shape[-1] < model.vocab_size:
+        raise ValueError(f"the {name} gave {logits.shape[-1]} logits, fewer than its vocab_size of {model.vocab_size}")
+    return logits if logits.shape[-1] == model.vocab_size else logits[..., : model.vocab_size]
