@@ -301,12 +301,10 @@ class _Generation:
         source: TokenSource | None,
     ) -> None:
         """Append the emitted tokens, truncate the cache to them, and tell the host: its one read of a round."""
-        cached = state.lengths if source is TokenSource.ANCHOR else state.lengths - 1
-        taken = state.commit_(result)
-        # After the prefill the anchor is the first token behind the cache; later rounds fed the last one.
+        # Before the round the cache held all but the last committed token. A finished row commits nothing: -1.
         accepted = torch.where(state.active, result.num_accepted, -1)
-        keep = cached if source is TokenSource.ANCHOR else rules.kept_length(cached, accepted)
-        truncate_kv_(cache.lengths, keep)
+        truncate_kv_(cache.lengths, rules.kept_length(state.lengths - 1, accepted))
+        taken = state.commit_(result)
         counts = torch.stack([taken, usable.to(taken.dtype), result.status], 1)
         # Integers below 2^53 and float32 log-probabilities both fit float64 exactly: one transfer carries all.
         host = torch.cat([result.tokens.double(), counts.double(), result.log_probs.double()], 1).cpu()

@@ -18,22 +18,23 @@ class Proposal(NamedTuple):
     Attributes
     ----------
     tokens : int64 [B, K]
-    q : FilteredLogits [B, K, Vq] or None
+    q : FilteredLogits or probabilities [B, K, Vq], or None
         What the tokens were drawn from; None for a deterministic draft.
     num_valid : ints [B]
         How many of a row's tokens count.
     """
 
     tokens: torch.Tensor
-    q: FilteredLogits | None
+    q: FilteredLogits | torch.Tensor | None
     num_valid: torch.Tensor
 
 
 @runtime_checkable
 class Draft(Protocol):
-    """Anything with this method drafts for `SpecDecoder`; an object that keeps state starts anew when `state` is new.
+    """Anything with this method drafts for `SpecDecoder`.
 
-    A plain tuple (tokens, q, num_valid) is as good as a `Proposal`.
+    A plain tuple (tokens, q, num_valid) is as good as a `Proposal`. What must last from round to round belongs into
+    ``state.session``, which is of one call: the object itself may serve several calls at once.
     """
 
     def propose(self, state: DecodeState, num_tokens: int) -> Proposal:
