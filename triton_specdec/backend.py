@@ -1,4 +1,4 @@
-"""Picks the layer that computes a stage: NumPy reference or Triton kernels. The only reader of the environment."""
+"""Picks the layer that computes a stage: NumPy reference or Triton kernels."""
 
 from __future__ import annotations
 
