@@ -70,17 +70,18 @@ class Support:
     def log_prob(self, tokens: NDArray) -> NDArray[np.float64]:
         """Log-probability of tokens [N, M]; -inf outside the support and for ids outside [0, V)."""
         vocab = self.logits.shape[-1]
-        inside_vocab = (tokens >= 0) & (tokens < vocab)
-        ids = np.where(inside_vocab, tokens, 0)
-        inside = inside_vocab.copy()
+        inside = (tokens >= 0) & (tokens < vocab)
+        ids = np.where(inside, tokens, 0)
+        allowed = inside
         x = finite(np.take_along_axis(self.logits, ids, -1))
         if self.vocab_size is not None:
-            inside &= ids < self.vocab_size
+            allowed = allowed & (ids < self.vocab_size)
         if self.token_mask is not None:
             words = np.take_along_axis(self.token_mask, ids >> 5, -1)
-            inside &= ((words >> (ids & 31)) & 1) == 1
-        scores = self._scores(np.where(inside, x, -np.inf), ids)
-        return np.where(inside_vocab & ~np.isneginf(scores), scores - self.log_normalizer[:, None], -np.inf)
+            allowed = allowed & (((words >> (ids & 31)) & 1) == 1)
+        scores = self._scores(np.where(allowed, x, -np.inf), ids)
+        # An empty row keeps token 0, which is where an id outside was looked up.
+        return np.where(inside & ~np.isneginf(scores), scores - self.log_normalizer[:, None], -np.inf)
 
     def prob(self, tokens: NDArray) -> NDArray[np.float64]:
         """Probability of tokens [N, M]."""

@@ -69,10 +69,9 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike, stream: ArrayLike, token: A
     words = (lane, low, high, np.asarray(stream, np.uint64), seeds & rules.MASK32, seeds >> 32)
     if all(word.size == 1 for word in words):
         # One number: the same rounds on Python's integers, without NumPy's cost of each operation.
-        w0, w1, w2, w3 = (np.asarray(w, np.uint64) for w in _rounds(*(int(word.item()) for word in words)))
-        shape = np.broadcast_shapes(*(word.shape for word in words))
+        w0, w1, w2, w3 = _rounds(*(int(word.item()) for word in words))
         bits = rules.uniform_bits(w2, w3) if int(token.item()) & 1 else rules.uniform_bits(w0, w1)
-        return np.full(shape, rules.uniform(float(bits)))
+        return np.full(np.broadcast_shapes(*(word.shape for word in words)), rules.uniform(float(bits)))
     w0, w1, w2, w3 = _rounds(*words)
     odd = (token & 1) == 1
     bits = rules.uniform_bits(np.where(odd, w2, w0), np.where(odd, w3, w1))

@@ -124,6 +124,11 @@ def is_drawn(cumulative, u, total):
     return cumulative > u * total
 
 
+def is_usable_draft(token, step, num_draft_tokens, vocab_size):
+    """A draft that may be looked at; the first that is not ends the row's drafts."""
+    return (step < num_draft_tokens) & (token >= 0) & (token < vocab_size)
+
+
 def is_accepted(u, q, p):
     """Accept a drafted token (Leviathan et al. 2023, Chen et al. 2023): no division, so q = 0 and p = 0 are right."""
     return u * q < p

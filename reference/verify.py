@@ -31,8 +31,8 @@ class Verified(NamedTuple):
 
 def usable_drafts(draft_tokens: NDArray, num_draft_tokens: NDArray, vocab_size: int) -> NDArray[np.int64]:
     """How many drafts a row really has: up to its number and to the first id outside [0, V). [B]"""
-    column = np.arange(draft_tokens.shape[-1])
-    usable = (column < num_draft_tokens[:, None]) & (draft_tokens >= 0) & (draft_tokens < vocab_size)
+    step = np.arange(draft_tokens.shape[-1])
+    usable = rules.is_usable_draft(draft_tokens, step, num_draft_tokens[:, None], vocab_size)
     return np.cumprod(usable, -1).sum(-1)
 
 

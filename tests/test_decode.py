@@ -386,6 +386,15 @@ def test_constructor_errors(options, error, words):
         ([[1]], {"temperature": 0.5}, TypeError, "SamplingParams"),
         ([[1]], {"do_sample": True}, TypeError, "SamplingParams"),
         ([[1]], {"max_length": 5}, TypeError, "max_new_tokens"),
+        ([None], {}, TypeError, r"input_ids\[0\]"),
+        ([torch.tensor(5)], {}, TypeError, r"input_ids\[0\]"),
+        ([bytearray(b"a")], {}, TypeError, "encode it first"),
+        ([[True]], {}, TypeError, r"input_ids\[0\]"),
+        (torch.tensor([[1, 2, 3]]), {"attention_mask": torch.tensor([[0, 1, 0]])}, ValueError, "left or on the right"),
+        ([[1]], {"stop_token_ids": ["a"]}, TypeError, "stop_token_ids"),
+        ([[1]], {"eos_token_id": torch.tensor([13])}, ValueError, "eos_token_id"),
+        ([[1]], {"sampling": 5}, TypeError, "sampling"),
+        ([[1]], {"on_token": 5}, TypeError, "on_token"),
     ],
 )
 def test_requests_are_checked_before_any_work(ids, options, error, words):
@@ -472,27 +481,6 @@ def test_pads_are_no_drafts_in_the_statistics():
     out = SpecDecoder(TARGET, Scripted([-1, 3], [-1])).generate([[1, 2, 3]], SamplingParams(seed=0), max_new_tokens=4)
     assert (out.stats.drafted, out.stats.examined, out.stats.acceptance_rate) == (0, 0, 0)
     assert set(out.sources[0, 1:].tolist()) == {TokenSource.BONUS}
-
-
-@pytest.mark.parametrize(
-    ("ids", "options", "error", "words"),
-    [
-        ([None], {}, TypeError, r"input_ids\[0\]"),
-        ([torch.tensor(5)], {}, TypeError, r"input_ids\[0\]"),
-        ([bytearray(b"a")], {}, TypeError, "encode it first"),
-        ([[True]], {}, TypeError, r"input_ids\[0\]"),
-        (torch.tensor([[1, 2, 3]]), {"attention_mask": torch.tensor([[0, 1, 0]])}, ValueError, "left or on the right"),
-        ([[1]], {"stop_token_ids": ["a"]}, TypeError, "stop_token_ids"),
-        ([[1]], {"eos_token_id": torch.tensor([13])}, ValueError, "eos_token_id"),
-        ([[1]], {"sampling": 5}, TypeError, "sampling"),
-        ([[1]], {"on_token": 5}, TypeError, "on_token"),
-    ],
-)
-def test_more_requests_are_checked_before_any_work(ids, options, error, words):
-    model = ToyModel(13, 0)
-    with pytest.raises(error, match=words):
-        SpecDecoder(model, DRAFT).generate(ids, **options)
-    assert model.caches == []
 
 
 def test_numpy_and_tensor_ids_are_ids():

@@ -67,6 +67,11 @@ def test_accept(u, q, p, accepted):
     assert rules.is_accepted(u, q, p) == accepted
 
 
+def test_usable_drafts():
+    tokens = [3, -1, 13, 12, 0]
+    assert [rules.is_usable_draft(t, i, 4, 13) for i, t in enumerate(tokens)] == [True, False, False, True, False]
+
+
 def test_p_equal_to_q_is_accepted_for_every_mantissa():
     p = np.random.default_rng(0).random(100_000)
     assert rules.is_accepted(1 - 2.0**-53, p, p).all()

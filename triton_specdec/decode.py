@@ -269,10 +269,9 @@ class _Generation:
                 seeds=state.seeds,
                 positions=state.lengths,
             )
-        # A row's drafts end at the first id outside the vocabulary, as `verify` sees them.
-        column = torch.arange(self.num_drafts, device=logits.device)
-        inside = (proposal.tokens >= 0) & (proposal.tokens < self.target.vocab_size)
-        usable = (inside & (column < proposal.num_valid[:, None])).int().cumprod(1).sum(1)
+        step = torch.arange(self.num_drafts, device=logits.device)
+        count, vocab = proposal.num_valid[:, None], self.target.vocab_size
+        usable = rules.is_usable_draft(proposal.tokens, step, count, vocab).int().cumprod(1).sum(1)
         self.commit(state, cache, result, usable, None)
 
     def propose(self, state: DecodeState) -> Proposal:

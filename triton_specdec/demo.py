@@ -16,7 +16,7 @@ import torch
 from .decode import GenerateOutput, SpecDecoder, TokenSource
 from .models.embedded import EmbeddedPair, decode, encode, load_embedded_pair
 from .params import SamplingParams
-from .stats import GenerateStats
+from .stats import GenerateStats, sum_rounds
 
 PROMPTS = (
     "MIRANDA:\nO, wonder!\nHow many goodly creatures are there here!\n",
@@ -124,19 +124,20 @@ def measure(pair: EmbeddedPair, texts: list[str], args: argparse.Namespace, prog
         coupled = timed("coupled rule", SpecDecoder(pair.target, pair.draft, rule="coupled", **drafts), 0)
     same = coupled.sequences == slow[0].sequences
     tokens = fast[0].stats.emitted
+    total = sum_rounds([f.stats for f in fast])
     speedups = [s.stats.total_seconds / f.stats.total_seconds for s, f in zip(slow, fast, strict=True)]
     return {
         "prompts": texts,
         "texts": [decode(row.tolist()) for row in fast[0].sequences],
         "output": fast[0],
         "stats": fast[0].stats.as_dict(),
-        "runs": [f.stats for f in fast],
+        "total": total,
         "plain_tokens_per_second": statistics.median(tokens / s.stats.total_seconds for s in slow),
         "tokens_per_second": statistics.median(tokens / f.stats.total_seconds for f in fast),
         "speedup": statistics.median(speedups),
         "speedups": speedups,
-        "acceptance_rate": sum(f.stats.accepted for f in fast) / max(sum(f.stats.examined for f in fast), 1),
-        "tokens_per_round": 1 + sum(f.stats.accepted for f in fast) / max(sum(f.stats.row_rounds for f in fast), 1),
+        "acceptance_rate": total.acceptance_rate,
+        "tokens_per_round": total.tokens_per_round,
         "coupled_identical": bool(same.all()),
         "coupled_tokens": [int(same.sum()), same.numel()],
         "threads": torch.get_num_threads(),
@@ -148,7 +149,7 @@ def _plain(result: dict[str, Any]) -> dict[str, Any]:
     """The result without what JSON does not hold, and with each token's source."""
     output: GenerateOutput = result["output"]
     sources = [[TokenSource(s).name.lower() for s in row] for row in output.sources.tolist()]
-    rest = {key: value for key, value in result.items() if key not in ("output", "runs")}
+    rest = {key: value for key, value in result.items() if key not in ("output", "total")}
     return {**rest, "tokens": output.sequences.tolist(), "sources": sources}
 
 
@@ -160,17 +161,15 @@ def _report(result: dict[str, Any], args: argparse.Namespace, stream: TextIO) ->
     for text, row, sources in zip(result["prompts"], output.sequences.tolist(), output.sources.tolist(), strict=True):
         lines += [text + _marked(row, sources, show), ""]
     lines += ["tokens: " + "  ".join(show(word, source) for source, word in _WORDS.items()), ""]
-    runs: list[GenerateStats] = result["runs"]
-    accepted, examined, rounds = (sum(getattr(r, n) for r in runs) for n in ("accepted", "examined", "row_rounds"))
-    histogram = [sum(counts) for counts in zip(*(r.accepted_histogram for r in runs), strict=True)]
+    total: GenerateStats = result["total"]
     low, high = min(result["speedups"]), max(result["speedups"])
     drafts = f"K = {args.num_speculative_tokens}, rule {args.rule}, T = {args.temperature:g}"
     lines += [
         f"{drafts}, batch {args.batch}, {args.repeats} runs of {output.stats.emitted} tokens (the first is shown)",
-        f"acceptance rate    {result['acceptance_rate']:.3f}   ({accepted} accepted of {examined} examined)",
-        f"tokens per round   {result['tokens_per_round']:.2f}    ({rounds} rounds of a row)",
+        f"acceptance rate    {total.acceptance_rate:.3f}   ({total.accepted} accepted of {total.examined} examined)",
+        f"tokens per round   {total.tokens_per_round:.2f}    ({total.row_rounds} rounds of a row)",
         "accepted a round",
-        *_histogram(histogram),
+        *_histogram(total.accepted_histogram),
         f"speculative        {result['tokens_per_second']:.0f} tokens/s",
         f"plain              {result['plain_tokens_per_second']:.0f} tokens/s",
         f"speed-up           {result['speedup']:.2f} x   (median of {args.repeats} paired runs on this machine, "

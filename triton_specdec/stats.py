@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -79,6 +79,16 @@ class GenerateStats:
     def as_dict(self) -> dict[str, Any]:
         """Everything, the ratios too, as plain values."""
         return {**asdict(self), "acceptance_rate": self.acceptance_rate, "tokens_per_round": self.tokens_per_round}
+
+
+def sum_rounds(calls: Sequence[GenerateStats]) -> GenerateStats:
+    """Counts of the rounds of several calls with one K together; seconds and forwards stay with each call."""
+    columns = ("rounds", "row_rounds", "drafted", "accepted", "examined", "emitted")
+    lists = ("accepted_per_position", "accepted_histogram")
+    sums: dict[str, Any] = {name: sum(getattr(call, name) for call in calls) for name in columns}
+    for name in lists:
+        sums[name] = [sum(counts) for counts in zip(*(getattr(call, name) for call in calls), strict=True)]
+    return GenerateStats(**sums)
 
 
 class Stopwatch:

@@ -9,7 +9,7 @@ import torch
 from . import backend as backends
 from . import checks
 from .filter import FilteredLogits
-from .sample import seed_rows, unit_interval
+from .sample import position_rows, seed_rows, unit_interval
 
 RULES = ("rejection", "block", "coupled")
 
@@ -125,12 +125,10 @@ def verify(
             raise ValueError("uniforms are given instead of seeds and positions: pass one or the other")
         checks.tensor("uniforms", uniforms, (torch.float64,), (batch, num_drafts + 1))
         u = unit_interval("uniforms", uniforms, uniforms.shape, device)
-    if positions is None:
-        positions = torch.zeros(rows, dtype=torch.int64, device=device)
-    checks.tensor("positions", positions, checks.INT_DTYPES, (batch,))
-    checks.same_device("positions", positions, "draft_tokens", device)
-    at = (None, None) if u is not None else (seed_rows(seeds, rows, device), positions.long())
-    args = (draft_tokens.long(), target, draft, num_draft_tokens.long(), rule, *at, u)
+    keys: tuple[torch.Tensor, torch.Tensor] | tuple[None, None] = (None, None)
+    if u is None:
+        keys = (seed_rows(seeds, rows, device), position_rows("positions", positions, rows, device))
+    args = (draft_tokens.long(), target, draft, num_draft_tokens.long(), rule, *keys, u)
     out: VerifyResult = backends.layer(backend).verify(*args)
     return out
 
