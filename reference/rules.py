@@ -1,7 +1,8 @@
 """Every rule of sampling and verification, once, as a function of operators only.
 
 No imports: NumPy calls these functions on arrays, Triton compiles the same functions into kernels. A rule that
-needs a choice between two values states the condition, and the caller selects.
+needs a choice between two values states the condition, and the caller selects. Constants come in as defaults, because
+compiled functions see no globals.
 
 Notation: B requests, K draft tokens, N rows of logits, V vocabulary; x logit, p target, q draft, u uniform in
 [0, 1), w weight (a probability before it is normalised).
@@ -97,16 +98,16 @@ def is_in_min_tokens(rank, min_tokens_to_keep):
     return rank < min_tokens_to_keep
 
 
-def philox_round(c0, c1, c2, c3, k0, k1):
+def philox_round(c0, c1, c2, c3, k0, k1, m0=PHILOX_M0, m1=PHILOX_M1, mask=MASK32):
     """One round on unsigned 64-bit integers that hold 32-bit words."""
-    a = c0 * PHILOX_M0
-    b = c2 * PHILOX_M1
-    return (b >> 32) ^ c1 ^ k0, b & MASK32, (a >> 32) ^ c3 ^ k1, a & MASK32
+    a = c0 * m0
+    b = c2 * m1
+    return (b >> 32) ^ c1 ^ k0, b & mask, (a >> 32) ^ c3 ^ k1, a & mask
 
 
-def philox_next_key(key, weyl):
+def philox_next_key(key, weyl, mask=MASK32):
     """The key of the next round (weyl: PHILOX_W0 or PHILOX_W1)."""
-    return (key + weyl) & MASK32
+    return (key + weyl) & mask
 
 
 def uniform_bits(high, low):
