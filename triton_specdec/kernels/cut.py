@@ -1,47 +1,84 @@
 """Where a row's support ends: the last kept token, how many are kept, and their mass.
 
-Tokens are integers that ascend in rank order, (rank_key << 32) | id, so a support is "all up to the cut". Three ways:
+Tokens are integers that ascend in rank order, (rank_key << 32) | id, and a support is all of them up to the cut. At
+most CANDIDATES of them are sorted, and the rules applied in order; all else is about which ones:
 
-- `rank_candidates`: at most CANDIDATES tokens are sorted, and the rules are applied to them in order.
-- `find_among_tops`: the n-th largest tile maximum bounds the support: what lies above it is in at most n tiles.
-- `find_in_bracket`: for long supports. A bracket [first, last) of keys holds the cut; pivots in it are counted and
-  weighed in one pass over the row, until few enough tokens are left in it to be sorted, or one value only.
+- The n-th largest tile maximum bounds the support: what lies above it is in the n tiles whose maximum reaches it. So
+  the top-k lie in k tiles, and a nucleus in the first few, or in as many as a sample of the row suggests.
+- A support of more tokens is bracketed: of the keys in [first, last) some are kept. Pivots in the bracket are counted
+  and weighed in one pass over the row, until few enough tokens are left in it, or ties of a single value.
+
+Guesses only decide what is read next. What is kept is decided by counts and masses of tokens that were read.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from .rules import is_in_min_p, is_in_min_tokens, is_in_top_k, is_in_top_p, scaled
-from .sample import rate, weights
-from .tiles import END, finite, key_of, list_tiles, load_raw, load_tiles, value_of
+from .rules import LARGEST, is_in_min_p, is_in_min_tokens, is_in_top_k, is_in_top_p
+from .tiles import (
+    CHUNK,
+    END,
+    exact_weights,
+    fast_weights,
+    key_of,
+    list_tiles,
+    load_ids,
+    load_listed,
+    value_of,
+)
 
 CANDIDATES = tl.constexpr(2048)
 PIVOTS = tl.constexpr(8)
-# Tiles that the first attempt reads when no top-k says how many: four times as many whenever they do not hold the cut.
+# Tiles that hold most nuclei: what is read first where no top-k says how many are needed, and four times as many next.
 FEW = tl.constexpr(16)
+# A filter that is off holds a value that keeps everything: this top-k, twice this top-p, a min-p of 0.
 FAR = tl.constexpr(2**62)
+LAST = tl.constexpr(2**63 - 1)
+LOWEST = tl.constexpr(-(2**63))
+
+# What is searched: among the tops of the tiles; the top-k alone, in the bracket; the support, in the bracket.
+TOPS = tl.constexpr(0)
+TOP_K = tl.constexpr(1)
+BRACKET = tl.constexpr(2)
+FOUND = tl.constexpr(3)
+
+
+class Filters(NamedTuple):
+    """The filters of a row; see FAR for those that are off."""
+
+    k: tl.tensor  # int64
+    p: tl.tensor  # float64
+    min_p: tl.tensor  # float64
+    least: tl.tensor  # int64, min_tokens_to_keep
+
+
+class Bracket(NamedTuple):
+    """Every token with a key < first is kept, none with a key >= last is."""
+
+    first: tl.tensor  # int32
+    rank: tl.tensor  # int32, the tokens before first
+    mass: tl.tensor  # float64, their mass
+    last: tl.tensor  # int32
+    rank_last: tl.tensor  # int32, the tokens before last, or more
 
 
 @triton.jit
-def keeps(rank, before, weight, total, k, p, min_p, least):
-    """Whether a token stays. What is off holds the value that keeps everything (see `on_or_all`)."""
-    stays = is_in_top_k(rank, k) & is_in_top_p(before, p, total) & is_in_min_p(weight, min_p)
-    return is_in_min_tokens(rank, least) | stays
-
-
-@triton.jit
-def middle(low, high):
-    """Halfway between two int32 without overflow, rounded down."""
-    return (low & high) + ((low ^ high) >> 1)
+def keeps(rank, before, weight, total, filters):
+    """Whether a token stays that `rank` tokens of mass `before` precede."""
+    stays = is_in_top_k(rank, filters.k) & is_in_top_p(before, filters.p, total) & is_in_min_p(weight, filters.min_p)
+    return is_in_min_tokens(rank, filters.least) | stays
 
 
 @triton.jit
 def nth_top(tile_keys, tile_mass, want, need, first, last):
     """The smallest key up to which there are `want` tiles with a mass of `need` in all; `last` if there are not."""
     while first < last:
-        at = middle(first, last)
+        # Halfway without overflow, rounded down.
+        at = (first & last) + ((first ^ last) >> 1)
         inside = tile_keys <= at
         enough = (tl.sum(inside.to(tl.int32), 0) >= want) & (tl.sum(tl.where(inside, tile_mass, 0.0), 0) >= need)
         last = tl.where(enough, at, last)
@@ -50,427 +87,301 @@ def nth_top(tile_keys, tile_mass, want, need, first, last):
 
 
 @triton.jit
-def last_above(min_p, maximum, inverse, first, last):
-    """The last key in [first, last] whose weight reaches min_p."""
+def last_in_min_p(row, min_p, first, last):
+    """The last key in [first, last] whose weight reaches min_p; that of `first`, the maximum, does."""
     while first < last:
-        at = middle(first, last) + 1
-        enough = is_in_min_p(weights(value_of(at), maximum, inverse), min_p)
+        at = (first & last) + ((first ^ last) >> 1) + 1
+        enough = is_in_min_p(exact_weights(value_of(at), row), min_p)
         first = tl.where(enough, at, first)
         last = tl.where(enough, last, at - 1)
     return first
 
 
 @triton.jit
-def gather(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    candidate_ptr,
-    tiles,
-    first,
-    last,
-    maximum,
-    inverse,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Writes the tokens with keys in [first, last) in id order, as many as fit; returns their number and mass."""
+def gather(row, first, last, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
+    """Writes as many as fit of the tokens with keys in [first, last); returns their number, mass, and last in rank."""
+    ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
     count = tl.full([], 0, tl.int32)
     mass = tl.full([], 0.0, tl.float64)
+    lowest = tl.full([], LOWEST, tl.int64)
     tl.debug_barrier()
-    for start in range(0, tiles, ROWS):
-        x, ids = load_tiles(logits_ptr, mask_ptr, list_ptr, start, tiles, vocab_size, HAS_MASK, ROWS, WIDTH)
+    for start in range(0, listed, ROWS):
+        x, ids = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
         key = key_of(x)
         inside = (key >= first) & (key < last)
-        place = count + tl.cumsum(inside.to(tl.int32), 0) - 1
+        one = inside.to(tl.int32)
+        place = count + tl.cumsum(one, 0) - 1
         token = (key.to(tl.int64) << 32) | ids.to(tl.int64)
-        tl.store(candidate_ptr + place, token, mask=inside & (place < CANDIDATES))
-        count += tl.sum(inside.to(tl.int32), 0)
-        w = tl.where(inside, tl.exp2(scaled(x, maximum, rate(inverse))), 0.0)
-        mass += tl.sum(w, 0).to(tl.float64)
+        tl.store(row.candidates + place, token, mask=inside & (place < CANDIDATES))
+        count += tl.sum(one, 0)
+        mass += tl.sum(tl.where(inside, fast_weights(x, row), 0.0), 0).to(tl.float64)
+        lowest = tl.maximum(lowest, tl.max(tl.where(inside, token, LOWEST), 0))
     tl.debug_barrier()
-    return count, mass
+    return count, mass, lowest
 
 
 @triton.jit
-def rank_candidates(
-    candidate_ptr,
-    count,
-    rank_before,
-    mass_before,
-    maximum,
-    inverse,
-    total,
-    sum_top_k,
-    sum_all,
-    k,
-    p,
-    min_p,
-    least,
-    SIZE: tl.constexpr,
-):
-    """Sorts `count` candidates that follow `rank_before` tokens of `mass_before`, and applies the rules in order.
+def rank_candidates(row, count, bracket, filters, total, sum_top_k, sum_all):
+    """Sorts `count` candidates that follow the bracket's first tokens, and applies the rules to them in order.
 
-    Where they hold the whole top-k (`sum_top_k`) or all there is (`sum_all`), their own mass is the exact total.
-    Returns the last kept token, the number and mass of the tokens up to it, the mass of all candidates, the total.
+    Where they complete the top-k (`sum_top_k`) or all there is (`sum_all`), their own mass is the exact total. Returns
+    the last kept token, the number and mass of the tokens up to it, the mass up to the last candidate, and the total.
     """
-    lane = tl.arange(0, SIZE)
+    lane = tl.arange(0, CANDIDATES)
     valid = lane < count
-    token = tl.sort(tl.load(candidate_ptr + lane, mask=valid, other=9223372036854775807))
-    w = tl.where(valid, weights(value_of((token >> 32).to(tl.int32)), maximum, inverse), 0.0)
-    rank = rank_before + lane
-    up_to = mass_before + tl.cumsum(w, 0)
-    everything = mass_before + tl.sum(w, 0)
-    top_k = mass_before + tl.sum(tl.where(rank < tl.maximum(k, least), w, 0.0), 0)
+    token = tl.sort(tl.load(row.candidates + lane, mask=valid, other=LAST))
+    weight = tl.where(valid, exact_weights(value_of((token >> 32).to(tl.int32)), row), 0.0)
+    rank = bracket.rank + lane
+    up_to = bracket.mass + tl.cumsum(weight, 0)
+    everything = bracket.mass + tl.sum(weight, 0)
+    in_k = is_in_top_k(rank, filters.k) | is_in_min_tokens(rank, filters.least)
+    top_k = bracket.mass + tl.sum(tl.where(in_k, weight, 0.0), 0)
     total = tl.where(sum_top_k, top_k, tl.where(sum_all, everything, total))
-    kept = keeps(rank, up_to - w, w, total, k, p, min_p, least) & valid
+    kept = keeps(rank, up_to - weight, weight, total, filters) & valid
     number = tl.sum(kept.to(tl.int32), 0)
     at = lane == number - 1
     cut = tl.sum(tl.where(at, token, 0), 0)
-    mass = tl.where(number == 0, mass_before, tl.sum(tl.where(at, up_to, 0.0), 0))
-    return cut, rank_before + number, mass, everything, total
+    mass = tl.where(number == 0, bracket.mass, tl.sum(tl.where(at, up_to, 0.0), 0))
+    return cut, bracket.rank + number, mass, everything, total
 
 
 @triton.jit
-def sample_pivots(
-    logits_ptr,
-    mask_ptr,
-    maximum,
-    inverse,
-    total,
-    mass_all,
-    finite_tokens,
-    k,
-    p,
-    min_p,
-    least,
-    tiles,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Keys around the cut that an even sample of the row's tiles suggests [PIVOTS]; a guess, nothing relies on it."""
-    lane = tl.arange(0, CANDIDATES)
-    tile = (lane // WIDTH) * tiles // (CANDIDATES // WIDTH)
-    ids = tile * WIDTH + lane % WIDTH
-    x = finite(load_raw(logits_ptr, mask_ptr, ids, ids < vocab_size, HAS_MASK))
-    key = tl.sort(key_of(x))
-    w = tl.exp2(scaled(value_of(key), maximum, rate(inverse)))
-    w = tl.where(key < END, w, 0.0)
-    up_to = tl.cumsum(w, 0)
-    each = finite_tokens / tl.maximum(tl.sum((key < END).to(tl.int32), 0), 1).to(tl.float64)
-    per = mass_all / tl.maximum(tl.sum(w, 0), 1e-30).to(tl.float64)
-    before = (up_to - w).to(tl.float64) * per
-    kept = keeps((lane * each).to(tl.int32), before, w.to(tl.float64), total, k, p, min_p, least) & (key < END)
+def guess_pivots(row, filters, total, mass_all, num_finite, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys around the cut that an even sample of the row suggests [PIVOTS], and a key behind it with its rank."""
+    SAMPLE: tl.constexpr = CHUNK
+    lane = tl.arange(0, SAMPLE)
+    tile = (lane // WIDTH) * row.num_tiles // (SAMPLE // WIDTH if SAMPLE > WIDTH else 1)
+    key = tl.sort(key_of(load_ids(row, tile * WIDTH + lane % WIDTH, HAS_MASK)))
+    weight = tl.where(key < END, fast_weights(value_of(key), row), 0.0)
+    each = num_finite.to(tl.float64) / tl.maximum(tl.sum((key < END).to(tl.int32), 0), 1).to(tl.float64)
+    # From the tail, which many tokens make up: a few heavy ones would spoil an estimate from the head.
+    tail = (tl.sum(weight, 0) - tl.cumsum(weight, 0) + weight).to(tl.float64) * each
+    rank = (lane * each).to(tl.int32)
+    kept = keeps(rank, mass_all - tail, weight.to(tl.float64), total, filters) & (key < END)
     centre = tl.sum(kept.to(tl.int32), 0)
-    # The error of a sample of 2048 is about 22 of its ranks. The middle value is pinned from both sides, for ties.
+    # A rank of the sample errs by about 22 at most. The middle is pinned from both sides, for ties.
     i = tl.arange(0, PIVOTS)
     away = tl.where(i < 3, tl.where(i == 0, -56, tl.where(i == 1, -28, -7)), 0)
     away = tl.where(i > 4, tl.where(i == 7, 56, tl.where(i == 6, 28, 7)), away)
-    place = tl.minimum(tl.maximum(centre + away, 0), CANDIDATES - 1)
-    pivots = tl.sum(tl.where(lane[:, None] == place[None, :], key[:, None], 0), 0)
-    return pivots + (i == 4).to(tl.int32)
+    place = tl.minimum(tl.maximum(centre + away, 0), SAMPLE - 1)
+    pivots = tl.sum(tl.where(lane[:, None] == place[None, :], key[:, None], 0), 0) + (i == 4).to(tl.int32)
+    behind = tl.minimum(centre + 4 + (2 * tl.sqrt(centre.to(tl.float32))).to(tl.int32), SAMPLE - 1)
+    end = tl.sum(tl.where(lane == behind, key, 0), 0)
+    return pivots, end, (behind * each).to(tl.int32)
 
 
 @triton.jit
-def even_pivots(first, last):
-    """Keys between two others [PIVOTS]: half of them evenly by value, half evenly by key, so that it always ends."""
+def even_pivots(bracket):
+    """Keys in the bracket [PIVOTS]: half of them evenly by value, and half evenly by key, so that it always ends."""
+    PARTS: tl.constexpr = PIVOTS // 2 + 1
     i = tl.arange(0, PIVOTS)
     part = i // 2 + 1
-    parts: tl.constexpr = PIVOTS // 2 + 1
-    by_key = first.to(tl.int64) + (last.to(tl.int64) - first.to(tl.int64)) * part // parts
-    high = value_of(first).to(tl.float64)
-    low = tl.maximum(value_of(last), -3.4028234663852886e38).to(tl.float64)
-    by_value = key_of((high + (low - high) * part.to(tl.float64) / parts).to(tl.float32))
+    first = bracket.first.to(tl.int64)
+    by_key = first + (bracket.last.to(tl.int64) - first) * part // PARTS
+    high = value_of(bracket.first).to(tl.float64)
+    low = tl.maximum(value_of(bracket.last), -LARGEST).to(tl.float64)
+    by_value = key_of((high + (low - high) * part.to(tl.float64) / PARTS).to(tl.float32))
     return tl.where(i % 2 == 0, by_key.to(tl.int32), by_value)
 
 
 @triton.jit
-def weigh_pivots(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    count,
-    pivots,
-    maximum,
-    inverse,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def weigh_pivots(row, pivots, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """Number and mass of the tokens before each pivot, in one pass over the listed tiles."""
+    ROWS: tl.constexpr = CHUNK // 2 // WIDTH if CHUNK // 2 > WIDTH else 1
     number = tl.zeros([ROWS * WIDTH, PIVOTS], tl.int32)
     mass = tl.zeros([ROWS * WIDTH, PIVOTS], tl.float32)
-    for start in range(0, count, ROWS):
-        x, _ = load_tiles(logits_ptr, mask_ptr, list_ptr, start, count, vocab_size, HAS_MASK, ROWS, WIDTH)
-        w = tl.exp2(scaled(x, maximum, rate(inverse)))
+    for start in range(0, listed, ROWS):
+        x, _ = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
         before = key_of(x)[:, None] < pivots[None, :]
         number += before.to(tl.int32)
-        mass += tl.where(before, w[:, None], 0.0)
+        mass += tl.where(before, fast_weights(x, row)[:, None], 0.0)
     return tl.sum(number, 0), tl.sum(mass.to(tl.float64), 0)
 
 
 @triton.jit
-def ties_kept(rank, mass, weight, ties, total, k, p, min_p, least):
-    """How many of `ties` equal tokens stay behind `rank` tokens of `mass`."""
-    low = tl.full([], 0, tl.int32)
-    high = ties
-    while low < high:
-        at = (low + high + 1) // 2
-        stays = keeps(rank + at - 1, mass + (at - 1) * weight, weight, total, k, p, min_p, least)
-        low = tl.where(stays, at, low)
+def narrow(row, bracket, pivots, number, mass, total, filters):
+    """The bracket between the last pivot that is kept and the first that is not."""
+    stays = keeps(number, mass, exact_weights(value_of(pivots), row), total, filters)
+    return Bracket(
+        tl.maximum(bracket.first, tl.max(tl.where(stays, pivots, bracket.first), 0)),
+        tl.maximum(bracket.rank, tl.max(tl.where(stays, number, 0), 0)),
+        tl.maximum(bracket.mass, tl.max(tl.where(stays, mass, 0.0), 0)),
+        tl.minimum(bracket.last, tl.min(tl.where(stays, bracket.last, pivots), 0)),
+        tl.minimum(bracket.rank_last, tl.min(tl.where(stays, bracket.rank_last, number), 0)),
+    )
+
+
+@triton.jit
+def cut_ties(row, bracket, total, filters, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
+    """The cut among the ties of a bracket of one key: how many of them stay, and the last of those by id."""
+    ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
+    own = exact_weights(value_of(bracket.first), row)
+    kept = tl.full([], 0, tl.int32)
+    high = bracket.rank_last - bracket.rank
+    while kept < high:
+        at = (kept + high + 1) // 2
+        stays = keeps(bracket.rank + at - 1, bracket.mass + (at - 1) * own, own, total, filters)
+        kept = tl.where(stays, at, kept)
         high = tl.where(stays, high, at - 1)
-    return low
-
-
-@triton.jit
-def nth_tie(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    count,
-    key,
-    number,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Id of the `number`-th token, by id, of one key."""
     seen = tl.full([], 0, tl.int32)
-    found = tl.full([], 0, tl.int32)
+    token = tl.full([], 0, tl.int32)
     start = 0
-    while (start < count) & (seen < number):
-        x, ids = load_tiles(logits_ptr, mask_ptr, list_ptr, start, count, vocab_size, HAS_MASK, ROWS, WIDTH)
-        same = key_of(x) == key
-        at = seen + tl.cumsum(same.to(tl.int32), 0)
-        found = tl.maximum(found, tl.max(tl.where(same & (at == number), ids, 0), 0))
-        seen += tl.sum(same.to(tl.int32), 0)
+    while (start < listed) & (seen < kept):
+        x, ids = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
+        same = (key_of(x) == bracket.first).to(tl.int32)
+        at_place = seen + tl.cumsum(same, 0)
+        token = tl.maximum(token, tl.max(tl.where((same == 1) & (at_place == kept), ids, 0), 0))
+        seen += tl.sum(same, 0)
         start += ROWS
-    return found
+    cut = (bracket.first.to(tl.int64) << 32) | token.to(tl.int64)
+    return cut, bracket.rank + kept, bracket.mass + kept * own
 
 
 @triton.jit
-def last_before(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    count,
-    key,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def last_before(row, key, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """The last token, in rank order, before a key."""
-    found = tl.full([], -9223372036854775808, tl.int64)
-    for start in range(0, count, ROWS):
-        x, ids = load_tiles(logits_ptr, mask_ptr, list_ptr, start, count, vocab_size, HAS_MASK, ROWS, WIDTH)
+    ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
+    found = tl.full([], LOWEST, tl.int64)
+    for start in range(0, listed, ROWS):
+        x, ids = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
         own = key_of(x)
         token = (own.to(tl.int64) << 32) | ids.to(tl.int64)
-        found = tl.maximum(found, tl.max(tl.where(own < key, token, -9223372036854775808), 0))
+        found = tl.maximum(found, tl.max(tl.where(own < key, token, LOWEST), 0))
     return found
 
 
 @triton.jit
 def find_cut(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    candidate_ptr,
+    row,
+    filters,
     tile_keys,
     tile_mass,
-    maximum,
-    inverse,
     mass_all,
-    finite_tokens,
-    k,
-    p,
-    min_p,
-    least,
-    tiles,
-    vocab_size,
+    num_finite,
     TOP_K_FIRST: tl.constexpr,
     HAS_MASK: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
 ):
     """The last kept token of a row with at least one filter on, the number of kept tokens, and their mass."""
-    ROWS: tl.constexpr = CANDIDATES // WIDTH if CANDIDATES > WIDTH else 1
-    HALF: tl.constexpr = ROWS // 2 if ROWS > 1 else 1
-    k_on = k < FAR
-    p_on = p < 1
+    k_on = filters.k < FAR
+    p_on = filters.p < 1
+    top = key_of(row.maximum)
     # The mass that top-p is a part of is not known before the top-k are.
-    of_top_k = TOP_K_FIRST & k_on & p_on
-    top = key_of(maximum)
+    is_total_open = TOP_K_FIRST & k_on & p_on
+    # What the tops must hold: the top-k; or a few and, by the tiles' sums, the mass; or all that min-p keeps.
     limit = tl.full([], END - 1, tl.int32)
-    if (min_p > 0) & (of_top_k == 0):
-        limit = last_above(min_p, maximum, inverse, top, limit)
-    # What the tops must hold: the top-k; or a few and, by the tiles' sums, enough mass; or all above min-p.
-    want = tl.maximum(tl.where(k_on, k, tl.where(p_on, FEW, tiles + 1)), least)
-    need = tl.where(p_on & (k_on == 0), p * mass_all, 0.0)
-    small = finite_tokens <= CANDIDATES
-    want = tl.where(small, tiles + 1, want)
-    by_tops = small | (want <= tl.minimum(tiles, CANDIDATES)) | ((k_on | p_on) == 0)
+    if (filters.min_p > 0) & (is_total_open == 0):
+        limit = last_in_min_p(row, filters.min_p, top, limit)
+    is_nucleus = p_on & (k_on == 0)
+    small = num_finite <= CANDIDATES
+    want = tl.maximum(tl.where(k_on, filters.k, tl.where(p_on, FEW, row.num_tiles + 1)), filters.least)
+    by_tops = small | (want <= tl.minimum(row.num_tiles, CANDIDATES)) | ((k_on | p_on) == 0)
+    want = tl.where(small, row.num_tiles + 1, want)
 
-    first = top
-    rank_first = tl.full([], 0, tl.int32)
-    mass_first = tl.full([], 0.0, tl.float64)
-    last = tl.full([], END, tl.int32)
-    rank_last = finite_tokens
+    bracket = Bracket(
+        top, tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float64), tl.full([], END, tl.int32), num_finite
+    )
     total = mass_all
-    guessed = tl.full([], 0, tl.int32)
     cut = tl.full([], 0, tl.int64)
     size = tl.full([], 0, tl.int32)
     mass = tl.full([], 0.0, tl.float64)
-    # 0: among the tops; 1: the top-k alone, in the bracket; 2: all rules, in the bracket; 3: found.
-    phase = tl.where(by_tops, 0, tl.where(of_top_k, 1, 2))
-    while phase < 3:
-        p_now = tl.where(phase == 1, 2.0 * FAR, p)
-        min_p_now = tl.where(phase == 1, 0.0, min_p)
-        begin = top
-        end = last
-        begin_rank = tl.full([], 0, tl.int32)
-        begin_mass = tl.full([], 0.0, tl.float64)
-        ready = phase == 0
-        if phase == 0:
-            end = nth_top(tile_keys, tile_mass, want, need, top, limit) + 1
-        else:
-            if (rank_last - rank_first > CANDIDATES) & (last - first > 1):
-                listed = list_tiles(list_ptr, tile_keys, last - 1, PADDED)
-                if guessed == 0:
-                    pivots = sample_pivots(
-                        logits_ptr,
-                        mask_ptr,
-                        maximum,
-                        inverse,
-                        total,
-                        mass_all,
-                        finite_tokens,
-                        k,
-                        p_now,
-                        min_p_now,
-                        least,
-                        tiles,
-                        vocab_size,
-                        HAS_MASK,
-                        WIDTH,
-                    )
-                else:
-                    pivots = even_pivots(first, last)
-                guessed = 1
-                pivots = tl.minimum(tl.maximum(pivots, first + 1), last - 1)
-                number, below = weigh_pivots(
-                    logits_ptr,
-                    mask_ptr,
-                    list_ptr,
-                    listed,
-                    pivots,
-                    maximum,
-                    inverse,
-                    vocab_size,
-                    HAS_MASK,
-                    HALF,
-                    WIDTH,
-                )
-                own = weights(value_of(pivots), maximum, inverse)
-                stays = keeps(number, below, own, total, k, p_now, min_p_now, least)
-                first = tl.maximum(first, tl.max(tl.where(stays, pivots, first), 0))
-                rank_first = tl.maximum(rank_first, tl.max(tl.where(stays, number, 0), 0))
-                mass_first = tl.maximum(mass_first, tl.max(tl.where(stays, below, 0.0), 0))
-                last = tl.minimum(last, tl.min(tl.where(stays, last, pivots), 0))
-                rank_last = tl.minimum(rank_last, tl.min(tl.where(stays, rank_last, number), 0))
-            begin = first
-            end = last
-            begin_rank = rank_first
-            begin_mass = mass_first
-            ready = rank_last - rank_first <= CANDIDATES
-        listed = list_tiles(list_ptr, tile_keys, end - 1, PADDED)
-        if (phase == 0) & p_on & (k_on == 0) & (small == 0) & (listed > 16 * FEW):
-            # Nuclei that long do not fit among the candidates.
-            ready = phase > 3
-            phase = tl.full([], 2, tl.int32)
-        found = phase > 3
-        if ready:
-            count, gathered = gather(
-                logits_ptr,
-                mask_ptr,
-                list_ptr,
-                candidate_ptr,
-                listed,
-                begin,
-                end,
-                maximum,
-                inverse,
-                vocab_size,
-                HAS_MASK,
-                ROWS,
-                WIDTH,
-            )
-            exhausted = count >= finite_tokens
-            sum_top_k = (phase == 0) & of_top_k
-            here = total
-            if count <= CANDIDATES:
-                cut, size, mass, gathered, here = rank_candidates(
-                    candidate_ptr,
-                    count,
-                    begin_rank,
-                    begin_mass,
-                    maximum,
-                    inverse,
-                    total,
-                    sum_top_k,
-                    exhausted,
-                    k,
-                    p_now,
-                    min_p_now,
-                    least,
-                    CANDIDATES,
-                )
-            if phase == 0:
-                fits = count <= CANDIDATES
-                own = weights(value_of(end), maximum, inverse)
-                stays = keeps(count, gathered, own, here, k, p, min_p, least)
-                found = fits & (exhausted | (stays == 0))
-                # What was seen narrows the bracket; for the top-k of phase 1 by their own rule.
-                p_next = tl.where(of_top_k, 2.0 * FAR, p)
-                stays = keeps(count, gathered, own, total, k, p_next, tl.where(of_top_k, 0.0, min_p), least)
-                first = tl.where(stays, end, first)
-                rank_first = tl.where(stays, count, rank_first)
-                mass_first = tl.where(stays, gathered, mass_first)
-                last = tl.where(stays, last, end)
-                rank_last = tl.where(stays, rank_last, count)
-                want = want * 4
-                more = fits & (k_on == 0) & p_on & (want < tiles)
-                phase = tl.where(found, 3, tl.where(more, 0, tl.where(of_top_k, 1, 2)))
+    tries = tl.full([], 0, tl.int32)
+    guessed = tl.full([], 0, tl.int32)
+    pivots = tl.zeros([PIVOTS], tl.int32)
+    guess = tl.full([], 0, tl.int32)
+    guess_rank = tl.full([], 0, tl.int32)
+    phase = tl.where(by_tops, TOPS, tl.where(is_total_open, TOP_K, BRACKET))
+    while phase < FOUND:
+        now = Filters(
+            filters.k,
+            tl.where(phase == TOP_K, 2.0 * FAR, filters.p),
+            tl.where(phase == TOP_K, 0.0, filters.min_p),
+            filters.least,
+        )
+        is_long = (bracket.rank_last - bracket.rank > CANDIDATES) & (bracket.first + 1 < bracket.last)
+        if (guessed == 0) & tl.where(phase == TOPS, tries == 2, is_long):
+            pivots, guess, guess_rank = guess_pivots(row, now, total, mass_all, num_finite, HAS_MASK, WIDTH)
+            guessed += 1
+        if phase == TOPS:
+            if tries < 2:
+                end = nth_top(tile_keys, tile_mass, want, tl.where(is_nucleus, now.p * total, 0.0), top, limit) + 1
+                listed = list_tiles(row, tile_keys, end - 1, PADDED)
+                ready = (is_nucleus == 0) | small | (listed <= tl.maximum(want, 4 * FEW))
             else:
-                if size == begin_rank:
-                    cut = last_before(
-                        logits_ptr, mask_ptr, list_ptr, listed, begin, vocab_size, HAS_MASK, ROWS, WIDTH
-                    )
-                found = phase < 3
+                end = tl.minimum(tl.maximum(guess, bracket.first + 1), limit + 1)
+                listed = list_tiles(row, tile_keys, end - 1, PADDED)
+                ready = guess_rank - bracket.rank <= CANDIDATES - CANDIDATES // 4
         else:
-            if last - first == 1:
-                own = weights(value_of(first), maximum, inverse)
-                ties = ties_kept(
-                    rank_first, mass_first, own, rank_last - rank_first, total, k, p_now, min_p_now, least
+            if is_long:
+                if guessed == 2:
+                    pivots = even_pivots(bracket)
+                guessed = tl.full([], 2, tl.int32)
+                pivots = tl.minimum(tl.maximum(pivots, bracket.first + 1), bracket.last - 1)
+                listed = list_tiles(row, tile_keys, bracket.last - 1, PADDED)
+                counts, masses = weigh_pivots(row, pivots, listed, HAS_MASK, WIDTH)
+                bracket = narrow(row, bracket, pivots, counts, masses, total, now)
+            end = bracket.last
+            listed = list_tiles(row, tile_keys, end - 1, PADDED)
+            ready = bracket.rank_last - bracket.rank <= CANDIDATES
+
+        found = phase == FOUND
+        if ready:
+            count, gathered, lowest = gather(row, bracket.first, end, listed, HAS_MASK, WIDTH)
+            number = bracket.rank + count
+            below = bracket.mass + gathered
+            fits = count <= CANDIDATES
+            is_all = number >= num_finite
+            if fits:
+                cut, size, mass, below, total_now = rank_candidates(
+                    row, count, bracket, now, total, is_total_open & (phase == TOPS), is_all & (total == mass_all)
                 )
-                token = nth_tie(
-                    logits_ptr, mask_ptr, list_ptr, listed, first, ties, vocab_size, HAS_MASK, ROWS, WIDTH
+                stays = keeps(number, below, exact_weights(value_of(end), row), total_now, now)
+                found = (phase > TOPS) | is_all | (stays == 0)
+            elif ((k_on | p_on) == 0) & (number >= filters.least):
+                # min-p alone keeps all of them.
+                cut = lowest
+                size = number
+                mass = below
+                found = phase == TOPS
+            if found:
+                if size == bracket.rank:
+                    cut = last_before(row, bracket.first, listed, HAS_MASK, WIDTH)
+            else:
+                # What was read narrows the bracket: of the top-k alone while the total is open.
+                rules = Filters(
+                    now.k,
+                    tl.where(is_total_open, 2.0 * FAR, now.p),
+                    tl.where(is_total_open, 0.0, now.min_p),
+                    now.least,
                 )
-                cut = (first.to(tl.int64) << 32) | token.to(tl.int64)
-                size = rank_first + ties
-                mass = mass_first + ties * own
-                found = phase < 3
-        if found & (phase < 3):
-            # The top-k are known, and with them the mass that top-p is a part of; else this is the end.
-            total = tl.where(phase == 1, mass, total)
-            first = top
-            rank_first = tl.full([], 0, tl.int32)
-            mass_first = tl.full([], 0.0, tl.float64)
-            guessed = tl.full([], 0, tl.int32)
-            phase = tl.where(phase == 1, 2, 3)
+                bracket = narrow(row, bracket, end + tl.zeros([PIVOTS], tl.int32), number, below, total, rules)
+        elif (phase > TOPS) & (bracket.first + 1 == bracket.last):
+            cut, size, mass = cut_ties(row, bracket, total, now, listed, HAS_MASK, WIDTH)
+            found = phase > TOPS
+        if found:
+            if phase == TOP_K:
+                # The mass of the top-k is the total; the nucleus in it is another search.
+                total = mass
+                bracket = Bracket(
+                    top,
+                    tl.full([], 0, tl.int32),
+                    tl.full([], 0.0, tl.float64),
+                    bracket.last,
+                    bracket.rank_last,
+                )
+                is_total_open = phase == FOUND
+                is_nucleus = phase == TOP_K
+                want = tl.maximum(filters.least, FEW)
+                tries = tl.full([], 0, tl.int32)
+                guessed = tl.full([], 0, tl.int32)
+                phase = tl.where(want <= row.num_tiles, TOPS, BRACKET)
+            else:
+                phase = tl.full([], FOUND, tl.int32)
+        elif phase == TOPS:
+            more = is_nucleus & (tries < 2)
+            want = tl.maximum(want, 4 * FEW)
+            # A nucleus that the first tops say is long is guessed at once.
+            tries = tl.where(ready, tries + 1, 2)
+            phase = tl.where(more, TOPS, tl.where(is_total_open, TOP_K, BRACKET))
     return cut, size, mass

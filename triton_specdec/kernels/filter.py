@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ..filter import FilteredLogits
 from ..params import RowParams
-from .cut import CANDIDATES, FAR, find_cut
+from .cut import CANDIDATES, FAR, Filters, find_cut
 from .rules import (
     LARGEST,
     NO_CUT_ID,
@@ -30,8 +30,8 @@ from .rules import (
     is_top_p_on,
     scaled,
 )
-from .sample import draw, rate, tile_masses
-from .tiles import END, SLICE, finite, key_of, load_raw, tiling, value_of
+from .sample import Noise, Support, draw, tile_masses, unused_noise
+from .tiles import CHUNK, END, SLICE, Row, finite, key_of, load_ids, load_raw, rate, tiling, value_of
 
 
 @triton.jit
@@ -91,34 +91,41 @@ def _scan_kernel(
 
 @triton.jit
 def repair(
-    logits_ptr,
-    mask_ptr,
+    row,
     tile_max_ptr,
     tile_sum_ptr,
-    per,
-    tiles,
-    vocab_size,
     HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Writes the records of a row with NaN or +inf anew; returns its status and its number of finite logits."""
+    ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
     status = tl.full([], 0, tl.int32)
     number = tl.full([], 0, tl.int32)
     tl.debug_barrier()
-    for first in range(0, tiles, ROWS):
+    for first in range(0, row.num_tiles, ROWS):
         tile = first + tl.arange(0, ROWS)
         ids = tile[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        raw = load_raw(logits_ptr, mask_ptr, ids, ids < vocab_size, HAS_MASK)
+        raw = load_raw(row.logits, row.mask, ids, ids < row.vocab_size, HAS_MASK)
         x = finite(raw)
-        bits = tl.where(raw == raw, tl.where(raw == float("inf"), STATUS_INF, 0), STATUS_NAN)
-        status = status | tl.max(bits & STATUS_NAN, axis=None) | tl.max(bits & STATUS_INF, axis=None)
-        number += tl.sum(tl.where(x > float("-inf"), 1, 0), axis=None)
-        top, total = tile_records(x, per)
-        tl.store(tile_max_ptr + tile, top, mask=tile < tiles)
-        tl.store(tile_sum_ptr + tile, total, mask=tile < tiles)
+        nan = tl.max((raw != raw).to(tl.int32), axis=None)
+        inf = tl.max((raw == float("inf")).to(tl.int32), axis=None)
+        status = status | nan * STATUS_NAN | inf * STATUS_INF
+        number += tl.sum((x > float("-inf")).to(tl.int32), axis=None)
+        top, total = tile_records(x, rate(row.inverse))
+        tl.store(tile_max_ptr + tile, top, mask=tile < row.num_tiles)
+        tl.store(tile_sum_ptr + tile, total, mask=tile < row.num_tiles)
     tl.debug_barrier()
     return status, number
+
+
+@triton.jit
+def first_top(row, tile_max, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """The first id of the row's maximum; 0 in a row without a finite logit."""
+    tile = tl.arange(0, PADDED)
+    top = tl.max(tile_max, 0)
+    ids = tl.min(tl.where(tile_max == top, tile, PADDED), 0) * WIDTH + tl.arange(0, WIDTH)
+    first = tl.min(tl.where(load_ids(row, ids, HAS_MASK) == top, ids, 2147483647), 0)
+    return tl.where(top == float("-inf"), 0, first)
 
 
 @triton.jit
@@ -128,27 +135,12 @@ def _resolve_kernel(
     tile_max_ptr,  # [rows, T]
     tile_sum_ptr,  # [rows, T]
     finite_ptr,  # [rows, slices]
-    temperature_ptr,  # [rows]
-    top_k_ptr,  # [rows]
-    top_p_ptr,  # [rows]
-    min_p_ptr,  # [rows]
-    least_ptr,  # [rows]
+    row_params,  # RowParams, [rows] each
+    out,  # Fields, [rows] each
+    noise,  # Noise
+    token_ptr,  # [rows]
     list_ptr,  # [rows, T] scratch
     candidate_ptr,  # [rows, CANDIDATES] scratch
-    maximum_ptr,  # [rows]
-    inverse_ptr,  # [rows]
-    cut_value_ptr,  # [rows]
-    cut_id_ptr,  # [rows]
-    log_normalizer_ptr,  # [rows]
-    size_ptr,  # [rows]
-    argmax_ptr,  # [rows]
-    status_ptr,  # [rows]
-    seed_ptr,  # [rows]
-    position_ptr,  # [rows]
-    step_ptr,  # [rows]
-    uniform_ptr,  # [rows]
-    token_ptr,  # [rows]
-    stream,
     full_vocab_size,
     vocab_size,
     tiles,
@@ -160,126 +152,84 @@ def _resolve_kernel(
     TOP_K_FIRST: tl.constexpr,
     METHOD: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row_offset(row, inner, stride_outer, stride_inner)
-    mask_ptr += row * words
-    tile_max_ptr += row * tiles
-    tile_sum_ptr += row * tiles
-    list_ptr += row * tiles
-    temperature = tl.load(temperature_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    bad = (temperature >= 0) == 0
-    bad = bad | (top_p != top_p) | (min_p != min_p)
-    inverse = inverse_of(temperature)
+    at = tl.program_id(0).to(tl.int64)
+    tile_max_ptr += at * tiles
+    tile_sum_ptr += at * tiles
+    temperature = tl.load(row_params.temperature + at)
+    top_p = tl.load(row_params.top_p + at)
+    min_p = tl.load(row_params.min_p + at)
+    bad = ((temperature >= 0) == 0) | (top_p != top_p) | (min_p != min_p)
 
     tile = tl.arange(0, PADDED)
     part = tl.arange(0, SLICES)
-    number = tl.sum(tl.load(finite_ptr + row * slices + part, mask=part < slices, other=0), 0)
+    number = tl.sum(tl.load(finite_ptr + at * slices + part, mask=part < slices, other=0), 0)
     tile_sum = tl.load(tile_sum_ptr + tile, mask=tile < tiles, other=0.0)
+    row = Row(
+        logits_ptr + row_offset(at, inner, stride_outer, stride_inner),
+        mask_ptr + at * words,
+        list_ptr + at * tiles,
+        candidate_ptr + at * CANDIDATES,
+        tl.full([], 0.0, tl.float32),
+        inverse_of(temperature),
+        tiles,
+        vocab_size,
+    )
     status = tl.full([], 0, tl.int32)
     if tl.max((tile_sum != tile_sum).to(tl.int32), 0) == 1:
-        status, number = repair(
-            logits_ptr,
-            mask_ptr,
-            tile_max_ptr,
-            tile_sum_ptr,
-            rate(inverse),
-            tiles,
-            vocab_size,
-            HAS_MASK,
-            ROWS,
-            WIDTH,
-        )
+        status, number = repair(row, tile_max_ptr, tile_sum_ptr, HAS_MASK, WIDTH)
         tile_sum = tl.load(tile_sum_ptr + tile, mask=tile < tiles, other=0.0)
     tile_max = tl.load(tile_max_ptr + tile, mask=tile < tiles, other=float("-inf")) + 0.0
 
     top = tl.max(tile_max, 0)
     empty = top == float("-inf")
-    tile_of_top = tl.min(tl.where(tile_max == top, tile, PADDED), 0)
-    ids = tile_of_top * WIDTH + tl.arange(0, WIDTH)
-    x = finite(load_raw(logits_ptr, mask_ptr, ids, ids < vocab_size, HAS_MASK))
-    argmax = tl.where(empty, 0, tl.min(tl.where(x == top, ids, 2147483647), 0))
+    argmax = first_top(row, tile_max, HAS_MASK, WIDTH, PADDED)
     status = status | tl.where(empty, STATUS_EMPTY, 0) | tl.where(bad, STATUS_PARAMETER, 0)
-    maximum = tl.where(empty, 0.0, top)
-
-    k = tl.load(top_k_ptr + row)
-    k = tl.where(is_top_k_on(k, full_vocab_size), k, FAR)
-    p = tl.where(is_top_p_on(top_p), top_p, 2.0 * FAR)
-    min_p = tl.where(is_min_p_on(min_p), min_p, 0.0)
-    least = tl.maximum(tl.load(least_ptr + row), 1)
     one_hot = is_greedy(temperature) | empty | bad
+    row = Row(
+        row.logits,
+        row.mask,
+        row.tiles,
+        row.candidates,
+        tl.where(empty, 0.0, top),
+        tl.where(one_hot, 0.0, row.inverse),
+        tiles,
+        vocab_size,
+    )
+    k = tl.load(row_params.top_k + at)
+    filters = Filters(
+        tl.where(is_top_k_on(k, full_vocab_size), k, FAR),
+        tl.where(is_top_p_on(top_p), top_p, 2.0 * FAR),
+        tl.where(is_min_p_on(min_p), min_p, 0.0),
+        tl.maximum(tl.load(row_params.min_tokens_to_keep + at), 1),
+    )
     cut_value = tl.where(one_hot, top, float("-inf"))
     cut_id = tl.where(one_hot, argmax, NO_CUT_ID)
     size = tl.where(one_hot, 1, number)
-    mass_of_tiles = tile_masses(tile_max, tile_sum, maximum, inverse)
-    mass = tl.where(one_hot, 1.0, tl.sum(mass_of_tiles, 0))
-    if (one_hot == 0) & ((k < FAR) | (p < 1) | (min_p > 0)):
+    tile_mass = tile_masses(tile_max, tile_sum, row.maximum, row.inverse)
+    mass = tl.where(one_hot, 1.0, tl.sum(tile_mass, 0))
+    if (one_hot == 0) & ((filters.k < FAR) | (filters.p < 1) | (filters.min_p > 0)):
+        keys = tl.where(tile_max > float("-inf"), key_of(tile_max), END)
         cut, size, mass = find_cut(
-            logits_ptr,
-            mask_ptr,
-            list_ptr,
-            candidate_ptr + row * CANDIDATES,
-            tl.where(tile_max > float("-inf"), key_of(tile_max), END),
-            mass_of_tiles,
-            maximum,
-            inverse,
-            mass,
-            number,
-            k,
-            p,
-            min_p,
-            least,
-            tiles,
-            vocab_size,
-            TOP_K_FIRST,
-            HAS_MASK,
-            WIDTH,
-            PADDED,
+            row, filters, keys, tile_mass, mass, number, TOP_K_FIRST, HAS_MASK, WIDTH, PADDED
         )
         cut_value = value_of((cut >> 32).to(tl.int32))
         cut_id = (cut & 0xFFFFFFFF).to(tl.int32)
-    inverse = tl.where(one_hot, 0.0, inverse)
-    log_normalizer = tl.log(mass)
-    tl.store(maximum_ptr + row, maximum)
-    tl.store(inverse_ptr + row, inverse)
-    tl.store(cut_value_ptr + row, cut_value)
-    tl.store(cut_id_ptr + row, cut_id)
-    tl.store(log_normalizer_ptr + row, log_normalizer)
-    tl.store(size_ptr + row, size)
-    tl.store(argmax_ptr + row, argmax.to(tl.int64))
-    tl.store(status_ptr + row, status)
+    tl.store(out.maximum + at, row.maximum)
+    tl.store(out.inverse_temperature + at, row.inverse)
+    tl.store(out.cut_value + at, cut_value)
+    tl.store(out.cut_id + at, cut_id)
+    tl.store(out.log_normalizer + at, tl.log(mass))
+    tl.store(out.support_size + at, size)
+    tl.store(out.argmax + at, argmax.to(tl.int64))
+    tl.store(out.status + at, status)
     if METHOD != "none":
-        token = draw(
-            logits_ptr,
-            mask_ptr,
-            list_ptr,
-            seed_ptr,
-            position_ptr,
-            step_ptr,
-            uniform_ptr,
-            row,
-            stream,
-            tile_max,
-            tile_sum,
-            maximum,
-            inverse,
-            cut_value,
-            cut_id,
-            log_normalizer,
-            vocab_size,
-            METHOD,
-            HAS_MASK,
-            ROWS,
-            WIDTH,
-            PADDED,
-        )
-        tl.store(token_ptr + row, token.to(tl.int64))
+        support = Support(cut_value, cut_id, mass)
+        token = draw(row, at, support, noise, tile_max, tile_sum, METHOD, HAS_MASK, WIDTH, PADDED)
+        tl.store(token_ptr + at, token)
 
 
 class Records(NamedTuple):
@@ -289,19 +239,24 @@ class Records(NamedTuple):
     tile_sum: torch.Tensor  # float32 [rows, T], relative to the tile's maximum
 
 
-class Noise(NamedTuple):
-    """What a draw takes its random numbers from."""
+class Fields(NamedTuple):
+    """The descriptor of rows: `triton_specdec.FilteredLogits` has their meaning."""
 
-    method: str  # "uniforms", "seeds" or "gumbel"
-    seeds: torch.Tensor | None = None  # int64 [rows]
-    positions: torch.Tensor | None = None  # int64 [rows]
-    steps: torch.Tensor | None = None  # int64 [rows]
-    uniforms: torch.Tensor | None = None  # float64 [rows]
-    stream: int = 0
+    maximum: torch.Tensor
+    inverse_temperature: torch.Tensor
+    cut_value: torch.Tensor
+    cut_id: torch.Tensor
+    log_normalizer: torch.Tensor
+    support_size: torch.Tensor
+    argmax: torch.Tensor
+    status: torch.Tensor
 
-    def pointers(self, unused: torch.Tensor) -> list[torch.Tensor]:
-        """The four tensors, `unused` where a method does not look."""
-        return [unused if t is None else t for t in (self.seeds, self.positions, self.steps, self.uniforms)]
+    @classmethod
+    def empty(cls, shape: torch.Size, device: torch.device) -> Fields:
+        """Unwritten fields for rows of a shape."""
+        f32, f64, i32, i64 = torch.float32, torch.float64, torch.int32, torch.int64
+        dtypes = (f32, f64, f32, i32, f64, i32, i64, i32)
+        return cls(*(torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes))
 
 
 def row_strides(logits: torch.Tensor) -> tuple[int, int, int]:
@@ -346,6 +301,7 @@ def resolve(
     order: str,
     token_mask: torch.Tensor | None,
     vocab_size: int | None,
+    method: str = "none",
     noise: Noise | None = None,
 ) -> tuple[FilteredLogits, torch.Tensor | None]:
     """Scan and resolve: the descriptors of rows, and one token int64 of each where there is noise to draw it by."""
@@ -354,34 +310,22 @@ def resolve(
     shape, full, device = logits.shape[:-1], logits.shape[-1], logits.device
     rows, cut = shape.numel(), tiling(full)
     mask = None if token_mask is None else token_mask.reshape(rows, -1).contiguous()
-    fields = {
-        "maximum": torch.empty(shape, dtype=torch.float32, device=device),
-        "inverse_temperature": torch.empty(shape, dtype=torch.float64, device=device),
-        "cut_value": torch.empty(shape, dtype=torch.float32, device=device),
-        "cut_id": torch.empty(shape, dtype=torch.int32, device=device),
-        "log_normalizer": torch.empty(shape, dtype=torch.float64, device=device),
-        "support_size": torch.empty(shape, dtype=torch.int32, device=device),
-        "argmax": torch.empty(shape, dtype=torch.int64, device=device),
-        "status": torch.empty(shape, dtype=torch.int32, device=device),
-    }
+    fields = Fields.empty(shape, device)
     tokens = None if noise is None else torch.empty(shape, dtype=torch.int64, device=device)
     records = None
     if rows:
         records, number = scan(logits, params.temperature, mask, vocab_size)
-        unused = fields["argmax"]
-        drawn = Noise("none") if noise is None else noise
         _resolve_kernel[(rows,)](
             logits,
             number if mask is None else mask,
             *records,
             number,
-            *params,
+            params,
+            fields,
+            unused_noise(fields.argmax, fields.log_normalizer) if noise is None else noise,
+            fields.argmax if tokens is None else tokens,
             torch.empty(rows, cut.count, dtype=torch.int32, device=device),
             torch.empty(rows, CANDIDATES.value, dtype=torch.int64, device=device),
-            *fields.values(),
-            *drawn.pointers(unused),
-            unused if tokens is None else tokens,
-            drawn.stream,
             full,
             full if vocab_size is None else vocab_size,
             cut.count,
@@ -389,9 +333,8 @@ def resolve(
             *row_strides(logits),
             0 if mask is None else mask.shape[-1],
             TOP_K_FIRST=order == "top_k_first",
-            METHOD=drawn.method,
+            METHOD=method,
             HAS_MASK=mask is not None,
-            ROWS=max(1, CANDIDATES.value // cut.width),
             WIDTH=cut.width,
             PADDED=cut.padded,
             SLICES=triton.next_power_of_2(cut.slices),
@@ -399,7 +342,7 @@ def resolve(
             enable_fp_fusion=False,
         )
     out = FilteredLogits(
-        logits, **fields, token_mask=token_mask, vocab_size=vocab_size, backend="triton", source=records
+        logits, **fields._asdict(), token_mask=token_mask, vocab_size=vocab_size, backend="triton", source=records
     )
     return out, tokens
 

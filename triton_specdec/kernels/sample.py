@@ -6,34 +6,48 @@ from the tiles' masses and reads that one tile; a one-hot row reads nothing.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 from . import rng
 from .rules import LARGEST, is_drawn, is_kept, scaled
-from .tiles import END, finite, key_of, list_tiles, load_raw, load_tiles
+from .tiles import CHUNK, END, exact_weights, fast_weights, key_of, list_tiles, load_ids, load_listed
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 NO_TOKEN = tl.constexpr(2**31 - 1)
+
+
+class Support(NamedTuple):
+    """Where a row's support ends, and its mass."""
+
+    cut_value: tl.tensor  # float32
+    cut_id: tl.tensor  # int32
+    mass: tl.tensor  # float64
+
+
+class Noise(NamedTuple):
+    """What the draws of a launch take their random numbers from; a method looks at its own."""
+
+    seeds: torch.Tensor | tl.tensor  # int64 [rows]
+    positions: torch.Tensor | tl.tensor  # int64 [rows]
+    steps: torch.Tensor | tl.tensor  # int64 [rows]
+    uniforms: torch.Tensor | tl.tensor  # float64 [rows]
+    stream: int | tl.tensor
+
+
+def unused_noise(int64: torch.Tensor, float64: torch.Tensor) -> Noise:
+    """Noise that a launch without a draw does not look at."""
+    return Noise(int64, int64, int64, float64, 0)
 
 
 @triton.jit
 def tile_masses(tile_max, tile_sum, maximum, inverse):
     """Mass of each tile relative to the row's maximum, float64; 0 for tiles without a finite logit."""
-    z = scaled(tile_max.to(tl.float64), maximum.to(tl.float64), inverse)
-    return tl.where(tile_max > float("-inf"), tile_sum.to(tl.float64) * tl.exp(z), 0.0)
-
-
-@triton.jit
-def weights(x, maximum, inverse):
-    """exp((x - maximum) / T), float64: for the few tokens that decide where a cut is."""
-    return tl.exp(scaled(x.to(tl.float64), maximum.to(tl.float64), inverse))
-
-
-@triton.jit
-def rate(inverse):
-    """1 / T in float32 and for base 2, so that exp2(scaled(x, maximum, rate)) is a weight."""
-    return tl.minimum(inverse * LOG2_E, LARGEST).to(tl.float32)
+    some = tile_max > float("-inf")
+    z = scaled(tl.where(some, tile_max, maximum).to(tl.float64), maximum.to(tl.float64), inverse)
+    return tl.where(some, tile_sum.to(tl.float64) * tl.exp(z), 0.0)
 
 
 @triton.jit
@@ -47,178 +61,99 @@ def first_drawn(weight, ids, before, u, total):
 
 
 @triton.jit
-def draw_filtered(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    count,
-    u,
-    total,
-    maximum,
-    inverse,
-    cut_value,
-    cut_id,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def last_of_any(weight, ids):
+    """The last id with any weight: where rounding left the sum a hair below the target."""
+    return tl.max(tl.where(weight > 0, ids, 0), 0)
+
+
+@triton.jit
+def draw_filtered(row, support, u, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """Inverse CDF over the kept tokens of the listed tiles."""
-    before = tl.zeros_like(total)
+    ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
+    before = tl.full([], 0.0, tl.float64)
     token = tl.full([], NO_TOKEN, tl.int32)
-    last = tl.full([], -1, tl.int32)
+    last = tl.full([], 0, tl.int32)
     start = 0
-    while (start < count) & (token == NO_TOKEN):
-        x, ids = load_tiles(logits_ptr, mask_ptr, list_ptr, start, count, vocab_size, HAS_MASK, ROWS, WIDTH)
-        w = tl.exp2(scaled(x, maximum, rate(inverse)))
-        w = tl.where(is_kept(x, ids, cut_value, cut_id), w, 0.0).to(tl.float64)
-        token = first_drawn(w, ids, before, u, total)
-        last = tl.maximum(last, tl.max(tl.where(w > 0, ids, -1), 0))
-        before += tl.sum(w, 0)
+    while (start < listed) & (token == NO_TOKEN):
+        x, ids = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
+        kept = is_kept(x, ids, support.cut_value, support.cut_id)
+        weight = tl.where(kept, fast_weights(x, row), 0.0).to(tl.float64)
+        token = first_drawn(weight, ids, before, u, support.mass)
+        last = tl.maximum(last, last_of_any(weight, ids))
+        before += tl.sum(weight, 0)
         start += ROWS
-    # The masses of the tiles may add up to a hair less than the total: the last token that has any.
     return tl.where(token == NO_TOKEN, last, token)
 
 
 @triton.jit
-def draw_unfiltered(
-    logits_ptr,
-    mask_ptr,
-    tile_mass,
-    u,
-    maximum,
-    inverse,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-):
-    """Inverse CDF over a whole row: the tile by the tiles' masses, the token by that tile's weights."""
+def draw_whole(row, tile_mass, u, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Inverse CDF over a row that keeps everything: the tile by the tiles' masses, the token by that tile's weights."""
     tiles = tl.arange(0, PADDED)
     total = tl.sum(tile_mass, 0)
     tile = first_drawn(tile_mass, tiles, tl.zeros_like(total), u, total)
-    tile = tl.where(tile == NO_TOKEN, tl.max(tl.where(tile_mass > 0, tiles, 0), 0), tile)
+    tile = tl.where(tile == NO_TOKEN, last_of_any(tile_mass, tiles), tile)
     before = tl.sum(tl.where(tiles < tile, tile_mass, 0.0), 0)
     inside = (u * total - before) / tl.sum(tl.where(tiles == tile, tile_mass, 0.0), 0)
     ids = tile * WIDTH + tl.arange(0, WIDTH)
-    x = finite(load_raw(logits_ptr, mask_ptr, ids, ids < vocab_size, HAS_MASK))
-    w = tl.where(x > float("-inf"), weights(x, maximum, inverse), 0.0)
-    own = tl.sum(w, 0)
-    token = first_drawn(w, ids, tl.zeros_like(own), tl.maximum(inside, 0.0), own)
-    return tl.where(token == NO_TOKEN, tl.max(tl.where(w > 0, ids, 0), 0), token)
+    x = load_ids(row, ids, HAS_MASK)
+    weight = tl.where(x > float("-inf"), exact_weights(x, row), 0.0)
+    own = tl.sum(weight, 0)
+    token = first_drawn(weight, ids, tl.zeros_like(own), tl.maximum(inside, 0.0), own)
+    return tl.where(token == NO_TOKEN, last_of_any(weight, ids), token)
 
 
 @triton.jit
-def draw_gumbel(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    count,
-    seed,
-    position,
-    maximum,
-    inverse,
-    cut_value,
-    cut_id,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def draw_gumbel(row, support, seed, position, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """The first maximum of logit / T + Gumbel(seed, position, id) over the kept tokens of the listed tiles."""
+    ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
     best = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], NO_TOKEN, tl.int32)
-    per = tl.minimum(inverse, LARGEST).to(tl.float32)
-    for start in range(0, count, ROWS):
-        x, ids = load_tiles(logits_ptr, mask_ptr, list_ptr, start, count, vocab_size, HAS_MASK, ROWS, WIDTH)
-        score = scaled(x, maximum, per) + rng.gumbel(seed, position, ids.to(tl.int64))
-        kept = is_kept(x, ids, cut_value, cut_id) & (ids < vocab_size)
+    per = tl.minimum(row.inverse, LARGEST).to(tl.float32)
+    for start in range(0, listed, ROWS):
+        x, ids = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
+        kept = is_kept(x, ids, support.cut_value, support.cut_id) & (x > float("-inf"))
+        score = scaled(x, row.maximum, per) + rng.gumbel(seed, position, ids.to(tl.int64))
         score = tl.where(kept, score, float("-inf"))
         top = tl.max(score, 0)
         first = tl.min(tl.where(kept & (score == top), ids, NO_TOKEN), 0)
-        token = tl.where(top > best, first, token)
+        token = tl.where((top > best) | (token == NO_TOKEN), first, token)
         best = tl.maximum(best, top)
     return token
 
 
 @triton.jit
 def draw(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    seed_ptr,
-    position_ptr,
-    step_ptr,
-    uniform_ptr,
     row,
-    stream,
+    at,
+    support,
+    noise,
     tile_max,
     tile_sum,
-    maximum,
-    inverse,
-    cut_value,
-    cut_id,
-    log_normalizer,
-    vocab_size,
     METHOD: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """One token of a row, whatever its support."""
-    is_one_hot = inverse == 0
-    is_whole = cut_value == float("-inf")
-    token = tl.maximum(cut_id, 0)
-    last_key = tl.minimum(key_of(cut_value), END - 1)
-    if METHOD == "gumbel":
-        if not is_one_hot:
-            count = list_tiles(list_ptr, key_of(tile_max), last_key, PADDED)
-            seed = tl.load(seed_ptr + row)
-            position = tl.load(position_ptr + row)
-            token = draw_gumbel(
-                logits_ptr,
-                mask_ptr,
-                list_ptr,
-                count,
-                seed,
-                position,
-                maximum,
-                inverse,
-                cut_value,
-                cut_id,
-                vocab_size,
-                HAS_MASK,
-                ROWS,
-                WIDTH,
-            )
-    else:
-        if METHOD == "uniforms":
-            u = tl.load(uniform_ptr + row)
+    """One token of row number `at`, whatever its support; `row.inverse` is 0 where it is one-hot."""
+    token = tl.maximum(support.cut_id, 0)
+    if row.inverse > 0:
+        whole = support.cut_value == float("-inf")
+        last_key = tl.minimum(key_of(support.cut_value), END - 1)
+        if METHOD == "gumbel":
+            listed = list_tiles(row, key_of(tile_max), last_key, PADDED)
+            seed = tl.load(noise.seeds + at)
+            position = tl.load(noise.positions + at)
+            token = draw_gumbel(row, support, seed, position, listed, HAS_MASK, WIDTH)
         else:
-            u = rng.uniforms(tl.load(seed_ptr + row), tl.load(position_ptr + row), stream, tl.load(step_ptr + row))
-        if not is_one_hot:
-            if is_whole:
-                mass = tile_masses(tile_max, tile_sum, maximum, inverse)
-                token = draw_unfiltered(
-                    logits_ptr, mask_ptr, mass, u, maximum, inverse, vocab_size, HAS_MASK, WIDTH, PADDED
-                )
+            if METHOD == "uniforms":
+                u = tl.load(noise.uniforms + at)
             else:
-                count = list_tiles(list_ptr, key_of(tile_max), last_key, PADDED)
-                token = draw_filtered(
-                    logits_ptr,
-                    mask_ptr,
-                    list_ptr,
-                    count,
-                    u,
-                    tl.exp(log_normalizer),
-                    maximum,
-                    inverse,
-                    cut_value,
-                    cut_id,
-                    vocab_size,
-                    HAS_MASK,
-                    ROWS,
-                    WIDTH,
-                )
-    return token
+                step = tl.load(noise.steps + at)
+                u = rng.uniforms(tl.load(noise.seeds + at), tl.load(noise.positions + at), noise.stream, step)
+            if whole:
+                mass = tile_masses(tile_max, tile_sum, row.maximum, row.inverse)
+                token = draw_whole(row, mass, u, HAS_MASK, WIDTH, PADDED)
+            else:
+                listed = list_tiles(row, key_of(tile_max), last_key, PADDED)
+                token = draw_filtered(row, support, u, listed, HAS_MASK, WIDTH)
+    return token.to(tl.int64)

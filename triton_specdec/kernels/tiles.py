@@ -11,13 +11,15 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .rules import LARGEST, rank_bits, rank_key
+from .rules import LARGEST, rank_bits, rank_key, scaled
 
-# Ids that one program of the scan reads, and the most tiles a row may have.
+# Ids that one program of the scan reads, ids that a later pass reads at a time, and the most tiles a row may have.
 SLICE = 4096
+CHUNK = tl.constexpr(2048)
 MOST_TILES = 2048
 # The key of -inf: no token from here on is ever kept.
 END = tl.constexpr(0x7F800000)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Tiling(NamedTuple):
@@ -27,6 +29,19 @@ class Tiling(NamedTuple):
     count: int  # T, tiles of a row
     padded: int  # the next power of two, at least 16
     slices: int  # programs of the scan for a row
+
+
+class Row(NamedTuple):
+    """One row as the kernels hand it on; pointers stand at its start."""
+
+    logits: tl.tensor  # [V]
+    mask: tl.tensor  # [words], not looked at without HAS_MASK
+    tiles: tl.tensor  # int32 [T], scratch: the tiles that a pass reads
+    candidates: tl.tensor  # int64 [CANDIDATES], scratch
+    maximum: tl.tensor  # float32
+    inverse: tl.tensor  # float64, 1 / T
+    num_tiles: tl.tensor
+    vocab_size: tl.tensor
 
 
 def tiling(vocab_size: int) -> Tiling:
@@ -53,6 +68,24 @@ def value_of(key):
 
 
 @triton.jit
+def rate(inverse):
+    """1 / T in float32 and for base 2, so that exp2(scaled(x, maximum, rate)) is a weight."""
+    return tl.minimum(inverse * LOG2_E, LARGEST).to(tl.float32)
+
+
+@triton.jit
+def fast_weights(x, row):
+    """exp((x - maximum) / T) in float32, for the mass of many tokens."""
+    return tl.exp2(scaled(x, row.maximum, rate(row.inverse)))
+
+
+@triton.jit
+def exact_weights(x, row):
+    """exp((x - maximum) / T) in float64, for the few tokens that decide where a support ends."""
+    return tl.exp(scaled(x.to(tl.float64), row.maximum.to(tl.float64), row.inverse))
+
+
+@triton.jit
 def load_raw(logits_ptr, mask_ptr, ids, inside, HAS_MASK: tl.constexpr):
     """float32 logits of a row at `ids`; -inf where not `inside` or not allowed."""
     x = tl.load(logits_ptr + ids, mask=inside, other=float("-inf")).to(tl.float32)
@@ -69,32 +102,32 @@ def finite(x):
 
 
 @triton.jit
-def load_tiles(
-    logits_ptr,
-    mask_ptr,
-    list_ptr,
-    start,
-    count,
-    vocab_size,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """ROWS tiles out of a row's list, from `start` on: values and ids, flat [ROWS * WIDTH], ids ascending."""
+def load_ids(row, ids, HAS_MASK: tl.constexpr):
+    """Logits of a row as the filters see them; -inf for ids behind the vocabulary."""
+    return finite(load_raw(row.logits, row.mask, ids, ids < row.vocab_size, HAS_MASK))
+
+
+@triton.jit
+def load_listed(row, start, count, HAS_MASK: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """ROWS of a row's `count` listed tiles, from `start` on: values and ids, flat [ROWS * WIDTH], ids ascending.
+
+    Ids past the list are those of its padding: their values are -inf.
+    """
     slot = start + tl.arange(0, ROWS)
-    tile = tl.load(list_ptr + slot, mask=slot < count, other=0)
+    tile = tl.load(row.tiles + slot, mask=slot < count, other=0)
     ids = tile[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = (slot < count)[:, None] & (ids < vocab_size)
-    x = finite(load_raw(logits_ptr, mask_ptr, ids, inside, HAS_MASK))
+    inside = (slot < count)[:, None] & (ids < row.vocab_size)
+    x = finite(load_raw(row.logits, row.mask, ids, inside, HAS_MASK))
     return tl.reshape(x, [ROWS * WIDTH]), tl.reshape(ids, [ROWS * WIDTH])
 
 
 @triton.jit
-def list_tiles(list_ptr, tile_keys, last_key, PADDED: tl.constexpr):
-    """Writes the tiles whose maximum has a key <= `last_key`, ascending; returns how many."""
+def list_tiles(row, tile_keys, last_key, PADDED: tl.constexpr):
+    """Lists the tiles whose maximum has a key <= `last_key` < END, ascending; returns how many."""
     chosen = (tile_keys <= last_key).to(tl.int32)
     place = tl.cumsum(chosen, 0) - 1
+    # Scratch is written by all threads and read by others: a barrier on both sides.
     tl.debug_barrier()
-    tl.store(list_ptr + place, tl.arange(0, PADDED), mask=chosen == 1)
+    tl.store(row.tiles + place, tl.arange(0, PADDED), mask=chosen == 1)
     tl.debug_barrier()
     return tl.sum(chosen, 0)
