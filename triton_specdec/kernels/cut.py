@@ -28,6 +28,8 @@ from .tiles import (
     list_tiles,
     load_ids,
     load_listed,
+    load_masses,
+    load_maxima,
     value_of,
 )
 
@@ -74,8 +76,10 @@ def keeps(rank, before, weight, total, filters):
 
 
 @triton.jit
-def nth_top(tile_keys, tile_mass, want, need, first, last):
+def nth_top(row, want, need, first, last, PADDED: tl.constexpr):
     """The smallest key up to which there are `want` tiles with a mass of `need` in all; `last` if there are not."""
+    tile_keys = key_of(load_maxima(row, PADDED))
+    tile_mass = load_masses(row, PADDED).to(tl.float32)
     while first < last:
         # Halfway without overflow, rounded down.
         at = (first & last) + ((first ^ last) >> 1)
@@ -148,7 +152,7 @@ def rank_candidates(row, count, bracket, filters, total, sum_top_k, sum_all):
 @triton.jit
 def guess_pivots(row, filters, total, mass_all, num_finite, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """Keys around the cut that an even sample of the row suggests [PIVOTS], and a key behind it with its rank."""
-    SAMPLE: tl.constexpr = CHUNK
+    SAMPLE: tl.constexpr = CANDIDATES
     lane = tl.arange(0, SAMPLE)
     tile = (lane // WIDTH) * row.num_tiles // (SAMPLE // WIDTH if SAMPLE > WIDTH else 1)
     key = tl.sort(key_of(load_ids(row, tile * WIDTH + lane % WIDTH, HAS_MASK)))
@@ -164,9 +168,12 @@ def guess_pivots(row, filters, total, mass_all, num_finite, HAS_MASK: tl.constex
     away = tl.where(i < 3, tl.where(i == 0, -56, tl.where(i == 1, -28, -7)), 0)
     away = tl.where(i > 4, tl.where(i == 7, 56, tl.where(i == 6, 28, 7)), away)
     place = tl.minimum(tl.maximum(centre + away, 0), SAMPLE - 1)
-    pivots = tl.sum(tl.where(lane[:, None] == place[None, :], key[:, None], 0), 0) + (i == 4).to(tl.int32)
     behind = tl.minimum(centre + 4 + (2 * tl.sqrt(centre.to(tl.float32))).to(tl.int32), SAMPLE - 1)
-    end = tl.sum(tl.where(lane == behind, key, 0), 0)
+    tl.debug_barrier()
+    tl.store(row.candidates + lane, key.to(tl.int64))
+    tl.debug_barrier()
+    pivots = tl.load(row.candidates + place).to(tl.int32) + (i == 4).to(tl.int32)
+    end = tl.load(row.candidates + behind).to(tl.int32)
     return pivots, end, (behind * each).to(tl.int32)
 
 
@@ -187,7 +194,7 @@ def even_pivots(bracket):
 @triton.jit
 def weigh_pivots(row, pivots, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """Number and mass of the tokens before each pivot, in one pass over the listed tiles."""
-    ROWS: tl.constexpr = CHUNK // 2 // WIDTH if CHUNK // 2 > WIDTH else 1
+    ROWS: tl.constexpr = CHUNK // 4 // WIDTH if CHUNK // 4 > WIDTH else 1
     number = tl.zeros([ROWS * WIDTH, PIVOTS], tl.int32)
     mass = tl.zeros([ROWS * WIDTH, PIVOTS], tl.float32)
     for start in range(0, listed, ROWS):
@@ -254,8 +261,6 @@ def last_before(row, key, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
 def find_cut(
     row,
     filters,
-    tile_keys,
-    tile_mass,
     mass_all,
     num_finite,
     TOP_K_FIRST: tl.constexpr,
@@ -305,12 +310,12 @@ def find_cut(
             guessed += 1
         if phase == TOPS:
             if tries < 2:
-                end = nth_top(tile_keys, tile_mass, want, tl.where(is_nucleus, now.p * total, 0.0), top, limit) + 1
-                listed = list_tiles(row, tile_keys, end - 1, PADDED)
+                end = nth_top(row, want, tl.where(is_nucleus, now.p * total, 0.0), top, limit, PADDED) + 1
+                listed = list_tiles(row, end - 1, PADDED)
                 ready = (is_nucleus == 0) | small | (listed <= tl.maximum(want, 4 * FEW))
             else:
                 end = tl.minimum(tl.maximum(guess, bracket.first + 1), limit + 1)
-                listed = list_tiles(row, tile_keys, end - 1, PADDED)
+                listed = list_tiles(row, end - 1, PADDED)
                 ready = guess_rank - bracket.rank <= CANDIDATES - CANDIDATES // 4
         else:
             if is_long:
@@ -318,11 +323,11 @@ def find_cut(
                     pivots = even_pivots(bracket)
                 guessed = tl.full([], 2, tl.int32)
                 pivots = tl.minimum(tl.maximum(pivots, bracket.first + 1), bracket.last - 1)
-                listed = list_tiles(row, tile_keys, bracket.last - 1, PADDED)
+                listed = list_tiles(row, bracket.last - 1, PADDED)
                 counts, masses = weigh_pivots(row, pivots, listed, HAS_MASK, WIDTH)
                 bracket = narrow(row, bracket, pivots, counts, masses, total, now)
             end = bracket.last
-            listed = list_tiles(row, tile_keys, end - 1, PADDED)
+            listed = list_tiles(row, end - 1, PADDED)
             ready = bracket.rank_last - bracket.rank <= CANDIDATES
 
         found = phase == FOUND

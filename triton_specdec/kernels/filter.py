@@ -30,8 +30,8 @@ from .rules import (
     is_top_p_on,
     scaled,
 )
-from .sample import Noise, Support, draw, tile_masses, unused_noise
-from .tiles import CHUNK, END, SLICE, Row, finite, key_of, load_ids, load_raw, rate, tiling, value_of
+from .sample import Noise, Support, draw, unused_noise
+from .tiles import CHUNK, SLICE, Row, finite, load_ids, load_masses, load_maxima, load_raw, rate, tiling, value_of
 
 
 @triton.jit
@@ -90,13 +90,7 @@ def _scan_kernel(
 
 
 @triton.jit
-def repair(
-    row,
-    tile_max_ptr,
-    tile_sum_ptr,
-    HAS_MASK: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def repair(row, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """Writes the records of a row with NaN or +inf anew; returns its status and its number of finite logits."""
     ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
     status = tl.full([], 0, tl.int32)
@@ -112,8 +106,8 @@ def repair(
         status = status | nan * STATUS_NAN | inf * STATUS_INF
         number += tl.sum((x > float("-inf")).to(tl.int32), axis=None)
         top, total = tile_records(x, rate(row.inverse))
-        tl.store(tile_max_ptr + tile, top, mask=tile < row.num_tiles)
-        tl.store(tile_sum_ptr + tile, total, mask=tile < row.num_tiles)
+        tl.store(row.tile_max + tile, top, mask=tile < row.num_tiles)
+        tl.store(row.tile_sum + tile, total, mask=tile < row.num_tiles)
     tl.debug_barrier()
     return status, number
 
@@ -157,8 +151,6 @@ def _resolve_kernel(
     SLICES: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64)
-    tile_max_ptr += at * tiles
-    tile_sum_ptr += at * tiles
     temperature = tl.load(row_params.temperature + at)
     top_p = tl.load(row_params.top_p + at)
     min_p = tl.load(row_params.min_p + at)
@@ -167,23 +159,24 @@ def _resolve_kernel(
     tile = tl.arange(0, PADDED)
     part = tl.arange(0, SLICES)
     number = tl.sum(tl.load(finite_ptr + at * slices + part, mask=part < slices, other=0), 0)
-    tile_sum = tl.load(tile_sum_ptr + tile, mask=tile < tiles, other=0.0)
     row = Row(
         logits_ptr + row_offset(at, inner, stride_outer, stride_inner),
         mask_ptr + at * words,
         list_ptr + at * tiles,
         candidate_ptr + at * CANDIDATES,
+        tile_max_ptr + at * tiles,
+        tile_sum_ptr + at * tiles,
         tl.full([], 0.0, tl.float32),
         inverse_of(temperature),
         tiles,
         vocab_size,
     )
     status = tl.full([], 0, tl.int32)
-    if tl.max((tile_sum != tile_sum).to(tl.int32), 0) == 1:
-        status, number = repair(row, tile_max_ptr, tile_sum_ptr, HAS_MASK, WIDTH)
-        tile_sum = tl.load(tile_sum_ptr + tile, mask=tile < tiles, other=0.0)
-    tile_max = tl.load(tile_max_ptr + tile, mask=tile < tiles, other=float("-inf")) + 0.0
+    sums = tl.load(row.tile_sum + tile, mask=tile < tiles, other=0.0)
+    if tl.max((sums != sums).to(tl.int32), 0) == 1:
+        status, number = repair(row, HAS_MASK, WIDTH)
 
+    tile_max = load_maxima(row, PADDED)
     top = tl.max(tile_max, 0)
     empty = top == float("-inf")
     argmax = first_top(row, tile_max, HAS_MASK, WIDTH, PADDED)
@@ -194,6 +187,8 @@ def _resolve_kernel(
         row.mask,
         row.tiles,
         row.candidates,
+        row.tile_max,
+        row.tile_sum,
         tl.where(empty, 0.0, top),
         tl.where(one_hot, 0.0, row.inverse),
         tiles,
@@ -209,13 +204,9 @@ def _resolve_kernel(
     cut_value = tl.where(one_hot, top, float("-inf"))
     cut_id = tl.where(one_hot, argmax, NO_CUT_ID)
     size = tl.where(one_hot, 1, number)
-    tile_mass = tile_masses(tile_max, tile_sum, row.maximum, row.inverse)
-    mass = tl.where(one_hot, 1.0, tl.sum(tile_mass, 0))
+    mass = tl.where(one_hot, 1.0, tl.sum(load_masses(row, PADDED), 0))
     if (one_hot == 0) & ((filters.k < FAR) | (filters.p < 1) | (filters.min_p > 0)):
-        keys = tl.where(tile_max > float("-inf"), key_of(tile_max), END)
-        cut, size, mass = find_cut(
-            row, filters, keys, tile_mass, mass, number, TOP_K_FIRST, HAS_MASK, WIDTH, PADDED
-        )
+        cut, size, mass = find_cut(row, filters, mass, number, TOP_K_FIRST, HAS_MASK, WIDTH, PADDED)
         cut_value = value_of((cut >> 32).to(tl.int32))
         cut_id = (cut & 0xFFFFFFFF).to(tl.int32)
     tl.store(out.maximum + at, row.maximum)
@@ -228,7 +219,7 @@ def _resolve_kernel(
     tl.store(out.status + at, status)
     if METHOD != "none":
         support = Support(cut_value, cut_id, mass)
-        token = draw(row, at, support, noise, tile_max, tile_sum, METHOD, HAS_MASK, WIDTH, PADDED)
+        token = draw(row, at, support, noise, METHOD, HAS_MASK, WIDTH, PADDED)
         tl.store(token_ptr + at, token)
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from . import rng
 from .rules import LARGEST, is_drawn, is_kept, scaled
-from .tiles import CHUNK, END, exact_weights, fast_weights, key_of, list_tiles, load_ids, load_listed
+from .tiles import CHUNK, END, exact_weights, fast_weights, key_of, list_tiles, load_ids, load_listed, load_masses
 
 NO_TOKEN = tl.constexpr(2**31 - 1)
 
@@ -40,14 +40,6 @@ class Noise(NamedTuple):
 def unused_noise(int64: torch.Tensor, float64: torch.Tensor) -> Noise:
     """Noise that a launch without a draw does not look at."""
     return Noise(int64, int64, int64, float64, 0)
-
-
-@triton.jit
-def tile_masses(tile_max, tile_sum, maximum, inverse):
-    """Mass of each tile relative to the row's maximum, float64; 0 for tiles without a finite logit."""
-    some = tile_max > float("-inf")
-    z = scaled(tl.where(some, tile_max, maximum).to(tl.float64), maximum.to(tl.float64), inverse)
-    return tl.where(some, tile_sum.to(tl.float64) * tl.exp(z), 0.0)
 
 
 @triton.jit
@@ -86,9 +78,10 @@ def draw_filtered(row, support, u, listed, HAS_MASK: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def draw_whole(row, tile_mass, u, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def draw_whole(row, u, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Inverse CDF over a row that keeps everything: the tile by the tiles' masses, the token by that tile's weights."""
     tiles = tl.arange(0, PADDED)
+    tile_mass = load_masses(row, PADDED)
     total = tl.sum(tile_mass, 0)
     tile = first_drawn(tile_mass, tiles, tl.zeros_like(total), u, total)
     tile = tl.where(tile == NO_TOKEN, last_of_any(tile_mass, tiles), tile)
@@ -127,8 +120,6 @@ def draw(
     at,
     support,
     noise,
-    tile_max,
-    tile_sum,
     METHOD: tl.constexpr,
     HAS_MASK: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -140,7 +131,7 @@ def draw(
         whole = support.cut_value == float("-inf")
         last_key = tl.minimum(key_of(support.cut_value), END - 1)
         if METHOD == "gumbel":
-            listed = list_tiles(row, key_of(tile_max), last_key, PADDED)
+            listed = list_tiles(row, last_key, PADDED)
             seed = tl.load(noise.seeds + at)
             position = tl.load(noise.positions + at)
             token = draw_gumbel(row, support, seed, position, listed, HAS_MASK, WIDTH)
@@ -151,9 +142,8 @@ def draw(
                 step = tl.load(noise.steps + at)
                 u = rng.uniforms(tl.load(noise.seeds + at), tl.load(noise.positions + at), noise.stream, step)
             if whole:
-                mass = tile_masses(tile_max, tile_sum, row.maximum, row.inverse)
-                token = draw_whole(row, mass, u, HAS_MASK, WIDTH, PADDED)
+                token = draw_whole(row, u, HAS_MASK, WIDTH, PADDED)
             else:
-                listed = list_tiles(row, key_of(tile_max), last_key, PADDED)
+                listed = list_tiles(row, last_key, PADDED)
                 token = draw_filtered(row, support, u, listed, HAS_MASK, WIDTH)
     return token.to(tl.int64)

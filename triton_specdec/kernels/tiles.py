@@ -15,7 +15,7 @@ from .rules import LARGEST, rank_bits, rank_key, scaled
 
 # Ids that one program of the scan reads, ids that a later pass reads at a time, and the most tiles a row may have.
 SLICE = 4096
-CHUNK = tl.constexpr(2048)
+CHUNK = tl.constexpr(1024)
 MOST_TILES = 2048
 # The key of -inf: no token from here on is ever kept.
 END = tl.constexpr(0x7F800000)
@@ -38,6 +38,8 @@ class Row(NamedTuple):
     mask: tl.tensor  # [words], not looked at without HAS_MASK
     tiles: tl.tensor  # int32 [T], scratch: the tiles that a pass reads
     candidates: tl.tensor  # int64 [CANDIDATES], scratch
+    tile_max: tl.tensor  # float32 [T]
+    tile_sum: tl.tensor  # float32 [T], relative to the tile's maximum
     maximum: tl.tensor  # float32
     inverse: tl.tensor  # float64, 1 / T
     num_tiles: tl.tensor
@@ -122,9 +124,26 @@ def load_listed(row, start, count, HAS_MASK: tl.constexpr, ROWS: tl.constexpr, W
 
 
 @triton.jit
-def list_tiles(row, tile_keys, last_key, PADDED: tl.constexpr):
+def load_maxima(row, PADDED: tl.constexpr):
+    """The tiles' maxima [PADDED], -inf behind them."""
+    tile = tl.arange(0, PADDED)
+    return tl.load(row.tile_max + tile, mask=tile < row.num_tiles, other=float("-inf")) + 0.0
+
+
+@triton.jit
+def load_masses(row, PADDED: tl.constexpr):
+    """Mass of each tile relative to the row's maximum, float64 [PADDED]; 0 for tiles without a finite logit."""
+    tile = tl.arange(0, PADDED)
+    total = tl.load(row.tile_sum + tile, mask=tile < row.num_tiles, other=0.0)
+    top = load_maxima(row, PADDED)
+    some = top > float("-inf")
+    return tl.where(some, total.to(tl.float64) * exact_weights(tl.where(some, top, row.maximum), row), 0.0)
+
+
+@triton.jit
+def list_tiles(row, last_key, PADDED: tl.constexpr):
     """Lists the tiles whose maximum has a key <= `last_key` < END, ascending; returns how many."""
-    chosen = (tile_keys <= last_key).to(tl.int32)
+    chosen = (key_of(load_maxima(row, PADDED)) <= last_key).to(tl.int32)
     place = tl.cumsum(chosen, 0) - 1
     # Scratch is written by all threads and read by others: a barrier on both sides.
     tl.debug_barrier()

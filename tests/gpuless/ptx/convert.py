@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .arithmetic import DTYPES, F64, FLOATS, U16, U32, UNSIGNED, Array, to_bf16
+from .arithmetic import DTYPES, F64, FLOATS, U16, U32, UNSIGNED, Array, from_bf16, to_bf16
 from .decode import Binder, Step, opcodes, rounding
 from .memory import fail
 from .parse import Instruction, split_operands
@@ -185,7 +185,7 @@ def _comparison(name: str, is_float: bool) -> Callable[[Array, Array], Array]:
 def setp(binder: Binder, instruction: Instruction) -> Step:
     type_name = binder.type
     if type_name.endswith("x2"):
-        return lambda: fail("UNSUPPORTED", "a packed comparison", instruction)
+        return _packed_setp(binder, instruction, type_name)
     compare = _comparison(instruction.modifiers[0], type_name in FLOATS)
     left, right = (binder.fetch_value(text, type_name) for text in instruction.operands[1:3])
     targets = instruction.operands[0].split("|")
@@ -205,6 +205,27 @@ def setp(binder: Binder, instruction: Instruction) -> Step:
         write(result)
         if write_other is not None:
             write_other(opposite)
+
+    return step
+
+
+def _packed_setp(binder: Binder, instruction: Instruction, type_name: str) -> Step:
+    """Both halves at once: the first predicate is that of the low half, the second that of the high half."""
+    targets = instruction.operands[0].split("|")
+    if type_name == "f32x2" or len(instruction.modifiers) > 2 or len(targets) != 2:
+        return lambda: fail("UNSUPPORTED", "a packed comparison of this form", instruction)
+    widen = from_bf16 if type_name == "bf16x2" else lambda half: half.view(np.float16)
+    compare = _comparison(instruction.modifiers[0], True)
+    left, right = (binder.fetch(text, type_name) for text in instruction.operands[1:3])
+    low, high = (binder.writer(target, "pred") for target in targets)
+
+    def half(bits: Array, shift: int) -> Array:
+        return widen(((bits >> shift) & U32.type(0xFFFF)).astype(U16))
+
+    def step() -> None:
+        a, b = left(), right()
+        low(compare(half(a, 0), half(b, 0)))
+        high(compare(half(a, 16), half(b, 16)))
 
     return step
 
