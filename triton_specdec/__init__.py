@@ -5,7 +5,7 @@ from .filter import FilteredLogits, filter_logits
 from .kv import compact_kv_, truncate_kv_, truncate_paged_kv_
 from .params import SamplingParams, Status
 from .penalties import apply_penalties_
-from .sample import sample
+from .sample import SampledLogits, sample, sample_logits
 from .stats import GenerateStats
 from .verify import VerifyResult, verify
 
@@ -15,6 +15,7 @@ __all__ = [
     "FilteredLogits",
     "GenerateOutput",
     "GenerateStats",
+    "SampledLogits",
     "SamplingParams",
     "SpecDecoder",
     "Status",
@@ -24,6 +25,7 @@ __all__ = [
     "compact_kv_",
     "filter_logits",
     "sample",
+    "sample_logits",
     "truncate_kv_",
     "truncate_paged_kv_",
     "verify",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -19,24 +18,33 @@ def resolve(backend: str | None, device: torch.device) -> str:
     Parameters
     ----------
     backend : "reference", "triton" or None
-        None: the reference for CPU tensors, the kernels for CUDA tensors. One that was asked for never falls back.
+        None: the reference for CPU tensors, the kernels for all others. One that was asked for never falls back.
 
     Raises
     ------
-    NotImplementedError
-        The kernels are not part of this version.
+    ValueError
+        An unknown backend.
+    RuntimeError
+        Triton is not installed, or cannot run on tensors of this device. On CPU tensors it can in a process that
+        started with TRITON_INTERPRET=1.
     """
     if backend is not None:
         checks.choice("backend", backend, BACKENDS)
     chosen = backend or ("reference" if device.type == "cpu" else "triton")
-    if chosen == "triton" and find_spec("triton_specdec.kernels") is None:
-        raise NotImplementedError(
-            f"this version has no Triton kernels yet (tensors on {device}): move the tensors to the CPU, "
-            "or ask for backend='reference', which copies them there"
-        )
+    if chosen == "triton":
+        layer(chosen).check_runs_on(device)
     return chosen
 
 
 def layer(backend: str) -> ModuleType:
     """The module with the stage functions of a backend."""
-    return import_module("triton_specdec.on_numpy" if backend == "reference" else "triton_specdec.kernels")
+    if backend == "reference":
+        return import_module("triton_specdec.on_numpy")
+    try:
+        return import_module("triton_specdec.kernels")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise RuntimeError(
+            "backend='triton' needs the package triton: pip install triton, or ask for backend='reference'"
+        ) from error

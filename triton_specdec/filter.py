@@ -121,7 +121,8 @@ class FilteredLogits:
             raise ValueError("either all parts have a token_mask, or none")
         mask = torch.stack(masks, 1) if masks else None
         first = parts[0]
-        return cls(joined, **fields, token_mask=mask, vocab_size=first.vocab_size, backend=first.backend)
+        source = backends.layer(first.backend).stack_source(parts)
+        return cls(joined, **fields, token_mask=mask, vocab_size=first.vocab_size, backend=first.backend, source=source)
 
 
 def filter_logits(
@@ -181,10 +182,23 @@ def filter_logits(
     >>> filter_logits(torch.tensor([[1.0, 1.0, 1.0, 0.0]]), top_k=2).keep_mask().tolist()
     [[True, True, False, False]]
     """
+    values = (temperature, top_k, top_p, min_p, min_tokens_to_keep)
+    params, token_mask = checked(logits, values, order, token_mask, vocab_size)
+    return filter_rows(logits, params, order=order, token_mask=token_mask, vocab_size=vocab_size, backend=backend)
+
+
+def checked(
+    logits: torch.Tensor,
+    values: tuple[object, object, object, object, object],
+    order: str,
+    token_mask: torch.Tensor | None,
+    vocab_size: int | None,
+) -> tuple[RowParams, torch.Tensor | None]:
+    """The arguments of `filter_logits`: one parameter a row, and the mask in the rows' shape."""
     checks.logits(logits)
     checks.choice("order", order, ORDERS)
     rows, vocab, device = logits.shape[:-1], logits.shape[-1], logits.device
-    params = row_params(temperature, top_k, top_p, min_p, min_tokens_to_keep, rows, device)
+    params = row_params(*values, rows, device)
     if vocab_size is not None and not 1 <= checks.integer("vocab_size", vocab_size) <= vocab:
         raise ValueError(f"vocab_size must be in [1, {vocab}] for logits {list(logits.shape)}, got {vocab_size}")
     if token_mask is not None:
@@ -193,7 +207,7 @@ def filter_logits(
         shape = (rows.numel(), words) if flat else (*rows, words)
         token_mask = checks.tensor("token_mask", token_mask, (torch.int32,), shape).reshape(*rows, words)
         checks.same_device("token_mask", token_mask, "logits", device)
-    return filter_rows(logits, params, order=order, token_mask=token_mask, vocab_size=vocab_size, backend=backend)
+    return params, token_mask
 
 
 def filter_rows(

@@ -14,6 +14,7 @@ from .reference import kv, penalties, rng
 from .reference import sample as reference_sample
 from .reference import verify as reference_verify
 from .reference.filter import ROW_FIELDS, Probabilities, Support
+from .sample import Drawing
 from .verify import VerifyResult
 
 
@@ -50,23 +51,38 @@ def log_prob(f: FilteredLogits, tokens: torch.Tensor) -> torch.Tensor:
     return _tensor(_support(f).log_prob(ids).astype(np.float32), f.logits.device).reshape(tokens.shape)
 
 
-def sample_uniforms(f: FilteredLogits, uniforms: torch.Tensor) -> torch.Tensor:
-    """Inverse CDF at given uniforms."""
-    return _tensor(reference_sample.sample(_support(f), _flat(uniforms)), f.logits.device).reshape(f.shape)
-
-
-def sample_seeds(
-    f: FilteredLogits, seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, stream: int
-) -> torch.Tensor:
-    """Inverse CDF at the uniforms of (seed, position, step)."""
-    u = rng.uniforms(_flat(seeds), _flat(positions), stream, 0 if steps is None else _flat(steps))
-    return _tensor(reference_sample.sample(_support(f), u), f.logits.device).reshape(f.shape)
-
-
-def sample_gumbel(f: FilteredLogits, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Argmax of log p plus Gumbel noise of (seed, position, token id)."""
-    token = reference_sample.gumbel_argmax(_support(f), _flat(seeds), _flat(positions))
+def sample(f: FilteredLogits, drawing: Drawing) -> torch.Tensor:
+    """See `triton_specdec.sample`."""
+    support = _support(f)
+    if drawing.uniforms is not None:
+        token = reference_sample.sample(support, _flat(drawing.uniforms))
+    else:
+        assert drawing.seeds is not None
+        assert drawing.positions is not None
+        seeds, positions = _flat(drawing.seeds), _flat(drawing.positions)
+        if drawing.method == "gumbel":
+            token = reference_sample.gumbel_argmax(support, seeds, positions)
+        else:
+            steps = 0 if drawing.steps is None else _flat(drawing.steps)
+            token = reference_sample.sample(support, rng.uniforms(seeds, positions, drawing.stream, steps))
     return _tensor(token, f.logits.device).reshape(f.shape)
+
+
+def filter_sample(
+    logits: torch.Tensor,
+    params: RowParams,
+    order: str,
+    token_mask: torch.Tensor | None,
+    vocab_size: int | None,
+    drawing: Drawing,
+) -> tuple[FilteredLogits, torch.Tensor]:
+    """See `triton_specdec.sample_logits`."""
+    f = filter_logits(logits, params, order, token_mask, vocab_size)
+    return f, sample(f, drawing)
+
+
+def stack_source(parts: list[FilteredLogits]) -> None:
+    """Joined rows are wrapped anew."""
 
 
 def verify(

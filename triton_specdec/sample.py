@@ -1,13 +1,15 @@
-"""Support -> token: one draw a row."""
+"""Support -> token, or logits -> token: one draw a row."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from . import backend as backends
 from . import checks
-from .filter import FilteredLogits
-from .params import random_seeds
+from .filter import FilteredLogits, checked
+from .params import RowParams, random_seeds
 from .reference import rules
 
 METHODS = ("inverse_cdf", "gumbel")
@@ -60,17 +62,110 @@ def sample(
     """
     if not isinstance(filtered, FilteredLogits):
         raise TypeError(f"filtered must be a FilteredLogits (see filter_logits), got {type(filtered).__name__}")
+    noise = (seeds, positions, steps, uniforms)
+    drawing = checked_drawing(filtered.shape, filtered.logits.device, noise, method, stream)
+    out: torch.Tensor = backends.layer(filtered.backend).sample(filtered, drawing)
+    return out
+
+
+class SampledLogits(NamedTuple):
+    """What `sample_logits` returns.
+
+    Attributes
+    ----------
+    tokens : int64 [*R]
+        One token a row.
+    filtered : FilteredLogits
+        What they were drawn from: the `draft` (or `target`) of `verify`.
+    """
+
+    tokens: torch.Tensor
+    filtered: FilteredLogits
+
+
+def sample_logits(
+    logits: torch.Tensor,
+    temperature: float | torch.Tensor = 1.0,
+    top_k: int | torch.Tensor | None = None,
+    top_p: float | torch.Tensor | None = None,
+    min_p: float | torch.Tensor | None = None,
+    *,
+    min_tokens_to_keep: int | torch.Tensor = 1,
+    order: str = "top_k_first",
+    token_mask: torch.Tensor | None = None,
+    vocab_size: int | None = None,
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    steps: torch.Tensor | None = None,
+    uniforms: torch.Tensor | None = None,
+    method: str = "inverse_cdf",
+    stream: str = "sample",
+    backend: str | None = None,
+) -> SampledLogits:
+    """Filter rows of logits and draw one token a row: `filter_logits` and `sample` in one, with the same results.
+
+    On a GPU both are two launches, which is what `filter_logits` alone takes.
+
+    Parameters
+    ----------
+    logits, temperature, top_k, top_p, min_p, min_tokens_to_keep, order, token_mask, vocab_size, backend
+        As in `filter_logits`.
+    seeds, positions, steps, uniforms, method, stream
+        As in `sample`.
+
+    Returns
+    -------
+    SampledLogits
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        As `filter_logits` and `sample`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> out = sample_logits(torch.tensor([[1.0, 3.0, 2.0]]), temperature=0.0)
+    >>> out.tokens.tolist(), out.filtered.support_size.tolist()
+    ([1], [1])
+    """
+    values = (temperature, top_k, top_p, min_p, min_tokens_to_keep)
+    params, token_mask = checked(logits, values, order, token_mask, vocab_size)
+    noise = (seeds, positions, steps, uniforms)
+    drawing = checked_drawing(logits.shape[:-1], logits.device, noise, method, stream)
+    layer = backends.layer(backends.resolve(backend, logits.device))
+    filtered, tokens = layer.filter_sample(logits, params, order, token_mask, vocab_size, drawing)
+    return SampledLogits(tokens, filtered)
+
+
+class Drawing(NamedTuple):
+    """Checked arguments of a draw, of the rows' shape: uniforms, or seeds and positions."""
+
+    method: str
+    seeds: torch.Tensor | None = None  # int64
+    positions: torch.Tensor | None = None  # int64
+    steps: torch.Tensor | None = None  # int64
+    uniforms: torch.Tensor | None = None  # float64
+    stream: int = rules.STREAM_SAMPLE
+
+
+def checked_drawing(
+    rows: torch.Size,
+    device: torch.device,
+    noise: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    method: str,
+    stream: str,
+) -> Drawing:
+    """The arguments of `sample`, checked; `noise` is seeds, positions, steps, uniforms."""
+    seeds, positions, steps, uniforms = noise
     checks.choice("method", method, METHODS)
     checks.choice("stream", stream, tuple(STREAMS))
-    rows, device = filtered.shape, filtered.logits.device
     if uniforms is not None:
         if seeds is not None or positions is not None or steps is not None:
             raise ValueError("uniforms are given instead of seeds, positions and steps: pass one or the other")
         if method == "gumbel":
             raise ValueError("method='gumbel' needs noise for every token: pass seeds, not uniforms")
-        u = unit_interval("uniforms", uniforms, rows, device)
-        out: torch.Tensor = backends.layer(filtered.backend).sample_uniforms(filtered, u)
-        return out
+        return Drawing(method, uniforms=unit_interval("uniforms", uniforms, rows, device))
     if method == "gumbel" and stream != "sample":
         raise ValueError("method='gumbel' shares its noise between draft and target: it has no stream 'draft'")
     if method == "gumbel" and steps is not None:
@@ -80,24 +175,13 @@ def sample(
     number = None if steps is None else position_rows("steps", steps, rows, device)
     if number is not None and device.type == "cpu" and not ((number >= 0) & (number < 2**32)).all():
         raise ValueError("steps must be in [0, 2^32)")
-    return sample_rows(filtered, row_seeds, at, number, method=method, stream=stream)
+    return Drawing(method, row_seeds, at, number, stream=STREAMS[stream])
 
 
-def sample_rows(
-    filtered: FilteredLogits,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    steps: torch.Tensor | None = None,
-    *,
-    method: str = "inverse_cdf",
-    stream: str = "sample",
-) -> torch.Tensor:
-    """`sample` for arguments that were checked: int64 of the rows' shape, as the decode loop holds them."""
-    layer = backends.layer(filtered.backend)
-    if method == "gumbel":
-        out: torch.Tensor = layer.sample_gumbel(filtered, seeds, positions)
-    else:
-        out = layer.sample_seeds(filtered, seeds, positions, steps, STREAMS[stream])
+def sample_rows(logits: torch.Tensor, params: RowParams, drawing: Drawing) -> tuple[FilteredLogits, torch.Tensor]:
+    """`sample_logits` for arguments that were checked: one parameter a row, as the decode loop holds them."""
+    layer = backends.layer(backends.resolve(None, logits.device))
+    out: tuple[FilteredLogits, torch.Tensor] = layer.filter_sample(logits, params, "top_k_first", None, None, drawing)
     return out
 
 

@@ -108,7 +108,7 @@ class KernelReport:
     Attributes
     ----------
     registers : a thread (VGPRs on AMD)
-    spills : 4-byte words spilled to memory, or registers spilled on AMD; 0 is the only good value
+    spills : 4-byte words spilled to memory, or vector registers on AMD; 0 is the only good value
     stack_bytes : a thread; the private segment on AMD
     load_bits, store_bits : instructions that access global memory, by width
     """
@@ -314,7 +314,8 @@ def _amd_report(compiled: Any) -> KernelReport:
         num_warps=compiled.metadata.num_warps,
         registers=_amd_number(text, "vgpr_count"),
         scalar_registers=_amd_number(text, "sgpr_count"),
-        spills=_amd_number(text, "vgpr_spill_count") + _amd_number(text, "sgpr_spill_count"),
+        # Scalar registers spill to lanes of vector registers, which is no memory traffic.
+        spills=_amd_number(text, "vgpr_spill_count"),
         stack_bytes=_amd_number(text, "private_segment_fixed_size"),
         shared_bytes=compiled.metadata.shared,
         instructions=len(code),

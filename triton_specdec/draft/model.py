@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..filter import FilteredLogits, filter_rows
+from ..filter import FilteredLogits
 from ..kv import truncate_kv_
 from ..models.protocol import KVCache, Model, model_logits
 from ..reference import rules
-from ..sample import sample_rows
+from ..sample import Drawing, sample_rows
 from ..state import DecodeState
 from .proposal import Proposal
 
@@ -35,19 +35,23 @@ class ModelDraft:
                 truncate_kv_(cache.lengths, state.lengths)
                 buffer = logits.new_empty(batch, num_tokens, vocab)
             row = buffer[:, i].copy_(state.adjusted_draft(logits, tokens[:, :i]))
-            law = filter_rows(row, state.params)
-            if state.rule == "coupled":
-                drawn = sample_rows(law, state.seeds, first + i, method="gumbel")
-            elif state.rule == "block":
-                # A block looks at every draft of its round, so its noise belongs to this round alone.
-                drawn = sample_rows(law, state.seeds, first, torch.full_like(first, i), stream="draft")
-            else:
-                drawn = sample_rows(law, state.seeds, first + i, stream="draft")
+            law, drawn = sample_rows(row, state.params, self._drawing(state, first, i))
             tokens[:, i] = drawn
             laws.append(law)
             fed, last = drawn[:, None], None
         q = None if state.rule == "coupled" else FilteredLogits.stack(laws, buffer)
         return Proposal(tokens, q, torch.full_like(state.lengths, num_tokens))
+
+    @staticmethod
+    def _drawing(state: DecodeState, first: torch.Tensor, step: int) -> Drawing:
+        """The noise of draft number `step` of a round."""
+        if state.rule == "coupled":
+            return Drawing("gumbel", state.seeds, first + step)
+        if state.rule == "block":
+            # A block looks at every draft of its round, so its noise belongs to this round alone.
+            steps = torch.full_like(first, step)
+            return Drawing("inverse_cdf", state.seeds, first, steps, stream=rules.STREAM_DRAFT)
+        return Drawing("inverse_cdf", state.seeds, first + step, stream=rules.STREAM_DRAFT)
 
     def _feed(self, state: DecodeState) -> tuple[torch.Tensor, torch.Tensor | None, KVCache]:
         """What the first forward of a round is fed, where its last token stands, and this call's cache."""

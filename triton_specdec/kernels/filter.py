@@ -15,6 +15,7 @@ import triton.language as tl
 
 from ..filter import FilteredLogits
 from ..params import RowParams
+from ..sample import Drawing
 from .cut import CANDIDATES, FAR, Filters, find_cut
 from .rules import (
     LARGEST,
@@ -30,14 +31,23 @@ from .rules import (
     is_top_p_on,
     scaled,
 )
-from .sample import Noise, Support, draw, unused_noise
-from .tiles import CHUNK, SLICE, Row, finite, load_ids, load_masses, load_maxima, load_raw, rate, tiling, value_of
-
-
-@triton.jit
-def row_offset(row, inner, stride_outer, stride_inner):
-    """Where a row of [outer, inner, V] starts, in elements; `row` is int64."""
-    return (row // inner) * stride_outer + (row % inner) * stride_inner
+from .sample import Noise, Support, draw
+from .tiles import (
+    CHUNK,
+    SLICE,
+    Records,
+    Row,
+    finite,
+    load_ids,
+    load_masses,
+    load_maxima,
+    load_raw,
+    rate,
+    row_offset,
+    row_strides,
+    tiling,
+    value_of,
+)
 
 
 @triton.jit
@@ -55,7 +65,7 @@ def tile_records(x, per):
     return top, tl.sum(tl.exp2(scaled(x, base[:, None], per)), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "inner", "words"])
 def _scan_kernel(
     logits_ptr,  # [rows, V]
     mask_ptr,  # [rows, words]
@@ -122,7 +132,7 @@ def first_top(row, tile_max, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED
     return tl.where(top == float("-inf"), 0, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["full_vocab_size", "tiles", "slices", "inner", "words"])
 def _resolve_kernel(
     logits_ptr,  # [rows, V]
     mask_ptr,  # [rows, words]
@@ -223,13 +233,6 @@ def _resolve_kernel(
         tl.store(token_ptr + at, token)
 
 
-class Records(NamedTuple):
-    """What the scan left of each row, for the draws that come later."""
-
-    tile_max: torch.Tensor  # float32 [rows, T]
-    tile_sum: torch.Tensor  # float32 [rows, T], relative to the tile's maximum
-
-
 class Fields(NamedTuple):
     """The descriptor of rows: `triton_specdec.FilteredLogits` has their meaning."""
 
@@ -250,39 +253,33 @@ class Fields(NamedTuple):
         return cls(*(torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes))
 
 
-def row_strides(logits: torch.Tensor) -> tuple[int, int, int]:
-    """Inner size, outer and inner stride of rows [N] or [B, K + 1], in elements."""
-    if logits.dim() == 2:
-        return 1, logits.stride(0), 0
-    return logits.shape[1], logits.stride(0), logits.stride(1)
-
-
 def scan(
     logits: torch.Tensor, temperature: torch.Tensor, token_mask: torch.Tensor | None, vocab_size: int | None
 ) -> tuple[Records, torch.Tensor]:
     """The tile records of rows, and the number of finite logits of each slice int32 [rows, slices]."""
     rows, full = logits.shape[:-1].numel(), logits.shape[-1]
     cut = tiling(full)
-    tile_max = torch.empty(rows, cut.count, dtype=torch.float32, device=logits.device)
+    tile_max = torch.empty(rows, cut.tiles, dtype=torch.float32, device=logits.device)
     tile_sum = torch.empty_like(tile_max)
     number = torch.empty(rows, cut.slices, dtype=torch.int32, device=logits.device)
-    _scan_kernel[(rows, cut.slices)](
-        logits,
-        number if token_mask is None else token_mask,
-        temperature,
-        tile_max,
-        tile_sum,
-        number,
-        full if vocab_size is None else vocab_size,
-        cut.count,
-        *row_strides(logits),
-        0 if token_mask is None else token_mask.shape[-1],
-        HAS_MASK=token_mask is not None,
-        ROWS=SLICE // cut.width,
-        WIDTH=cut.width,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    if rows:
+        _scan_kernel[(rows, cut.slices)](
+            logits,
+            number if token_mask is None else token_mask,
+            temperature,
+            tile_max,
+            tile_sum,
+            number,
+            full if vocab_size is None else vocab_size,
+            cut.tiles,
+            *row_strides(logits),
+            0 if token_mask is None else token_mask.shape[-1],
+            HAS_MASK=token_mask is not None,
+            ROWS=SLICE // cut.width,
+            WIDTH=cut.width,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
     return Records(tile_max, tile_sum), number
 
 
@@ -292,20 +289,19 @@ def resolve(
     order: str,
     token_mask: torch.Tensor | None,
     vocab_size: int | None,
-    method: str = "none",
-    noise: Noise | None = None,
-) -> tuple[FilteredLogits, torch.Tensor | None]:
-    """Scan and resolve: the descriptors of rows, and one token int64 of each where there is noise to draw it by."""
+    drawing: Drawing | None = None,
+) -> tuple[FilteredLogits, torch.Tensor]:
+    """Scan and resolve: the descriptors of rows, and one token int64 of each where a drawing is wanted."""
     if logits.stride(-1) != 1 and logits.shape[-1] > 1:
         logits = logits.contiguous()
     shape, full, device = logits.shape[:-1], logits.shape[-1], logits.device
     rows, cut = shape.numel(), tiling(full)
     mask = None if token_mask is None else token_mask.reshape(rows, -1).contiguous()
     fields = Fields.empty(shape, device)
-    tokens = None if noise is None else torch.empty(shape, dtype=torch.int64, device=device)
-    records = None
+    tokens = fields.argmax if drawing is None else torch.empty(shape, dtype=torch.int64, device=device)
+    method, noise = Noise.of(drawing, fields.argmax, fields.log_normalizer)
+    records, number = scan(logits, params.temperature, mask, vocab_size)
     if rows:
-        records, number = scan(logits, params.temperature, mask, vocab_size)
         _resolve_kernel[(rows,)](
             logits,
             number if mask is None else mask,
@@ -313,13 +309,13 @@ def resolve(
             number,
             params,
             fields,
-            unused_noise(fields.argmax, fields.log_normalizer) if noise is None else noise,
-            fields.argmax if tokens is None else tokens,
-            torch.empty(rows, cut.count, dtype=torch.int32, device=device),
+            noise,
+            tokens,
+            torch.empty(rows, cut.tiles, dtype=torch.int32, device=device),
             torch.empty(rows, CANDIDATES.value, dtype=torch.int64, device=device),
             full,
             full if vocab_size is None else vocab_size,
-            cut.count,
+            cut.tiles,
             cut.slices,
             *row_strides(logits),
             0 if mask is None else mask.shape[-1],
@@ -343,3 +339,23 @@ def filter_logits(
 ) -> FilteredLogits:
     """See `triton_specdec.filter_logits`."""
     return resolve(logits, params, order, token_mask, vocab_size)[0]
+
+
+def filter_sample(
+    logits: torch.Tensor,
+    params: RowParams,
+    order: str,
+    token_mask: torch.Tensor | None,
+    vocab_size: int | None,
+    drawing: Drawing,
+) -> tuple[FilteredLogits, torch.Tensor]:
+    """See `triton_specdec.sample_logits`."""
+    return resolve(logits, params, order, token_mask, vocab_size, drawing)
+
+
+def stack_source(parts: list[FilteredLogits]) -> Records:
+    """The records of rows [B, K] out of those of K times rows [B]."""
+    records = [part.source for part in parts if isinstance(part.source, Records)]
+    if len(records) < len(parts):
+        raise ValueError("a part has lost its tile records: pass what filter_logits returned")
+    return Records(*(torch.stack(each, 1).flatten(0, 1) for each in zip(*records, strict=True)))

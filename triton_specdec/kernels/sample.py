@@ -12,9 +12,26 @@ import torch
 import triton
 import triton.language as tl
 
+from ..filter import FilteredLogits
+from ..sample import Drawing
 from . import rng
 from .rules import LARGEST, is_drawn, is_kept, scaled
-from .tiles import CHUNK, END, exact_weights, fast_weights, key_of, list_tiles, load_ids, load_listed, load_masses
+from .tiles import (
+    CHUNK,
+    END,
+    Records,
+    Row,
+    exact_weights,
+    fast_weights,
+    key_of,
+    list_tiles,
+    load_ids,
+    load_listed,
+    load_masses,
+    row_offset,
+    row_strides,
+    tiling,
+)
 
 NO_TOKEN = tl.constexpr(2**31 - 1)
 
@@ -36,10 +53,19 @@ class Noise(NamedTuple):
     uniforms: torch.Tensor | tl.tensor  # float64 [rows]
     stream: int | tl.tensor
 
-
-def unused_noise(int64: torch.Tensor, float64: torch.Tensor) -> Noise:
-    """Noise that a launch without a draw does not look at."""
-    return Noise(int64, int64, int64, float64, 0)
+    @classmethod
+    def of(cls, drawing: Drawing | None, int64: torch.Tensor, float64: torch.Tensor) -> tuple[str, Noise]:
+        """The method and the noise of a draw, with the given tensors where it does not look."""
+        if drawing is None:
+            return "none", cls(int64, int64, int64, float64, 0)
+        if drawing.uniforms is not None:
+            return "uniforms", cls(int64, int64, int64, drawing.uniforms.contiguous(), 0)
+        assert drawing.seeds is not None
+        assert drawing.positions is not None
+        steps = torch.zeros_like(drawing.positions) if drawing.steps is None else drawing.steps
+        method = "gumbel" if drawing.method == "gumbel" else "seeds"
+        seeds, positions = drawing.seeds.contiguous(), drawing.positions.contiguous()
+        return method, cls(seeds, positions, steps.contiguous(), float64, drawing.stream)
 
 
 @triton.jit
@@ -147,3 +173,74 @@ def draw(
                 listed = list_tiles(row, last_key, PADDED)
                 token = draw_filtered(row, support, u, listed, HAS_MASK, WIDTH)
     return token.to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["tiles", "inner", "words"])
+def _sample_kernel(
+    logits_ptr,  # [rows, V]
+    mask_ptr,  # [rows, words]
+    records,  # Records, [rows, T] each
+    described,  # maximum, inverse temperature, cut value, cut id, log normaliser; [rows] each
+    noise,  # Noise, [rows] each
+    token_ptr,  # [rows]
+    list_ptr,  # [rows, T] scratch
+    vocab_size,
+    tiles,
+    inner,
+    stride_outer,
+    stride_inner,
+    words,
+    METHOD: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64)
+    row = Row(
+        logits_ptr + row_offset(at, inner, stride_outer, stride_inner),
+        mask_ptr + at * words,
+        list_ptr + at * tiles,
+        list_ptr + at * tiles,
+        records.tile_max + at * tiles,
+        records.tile_sum + at * tiles,
+        tl.load(described[0] + at),
+        tl.load(described[1] + at),
+        tiles,
+        vocab_size,
+    )
+    mass = tl.exp(tl.load(described[4] + at))
+    support = Support(tl.load(described[2] + at), tl.load(described[3] + at), mass)
+    tl.store(token_ptr + at, draw(row, at, support, noise, METHOD, HAS_MASK, WIDTH, PADDED))
+
+
+def sample(f: FilteredLogits, drawing: Drawing) -> torch.Tensor:
+    """One token a row in one launch; see `triton_specdec.sample`."""
+    if not isinstance(f.source, Records):
+        raise ValueError("filtered has lost its tile records: pass what filter_logits or FilteredLogits.stack returned")
+    rows, full, device = f.shape.numel(), f.logits.shape[-1], f.logits.device
+    tokens = torch.empty(f.shape, dtype=torch.int64, device=device)
+    if rows:
+        cut = tiling(full)
+        mask = None if f.token_mask is None else f.token_mask.reshape(rows, -1).contiguous()
+        method, noise = Noise.of(drawing, tokens, f.log_normalizer)
+        described = (f.maximum, f.inverse_temperature, f.cut_value, f.cut_id, f.log_normalizer)
+        _sample_kernel[(rows,)](
+            f.logits,
+            tokens if mask is None else mask,
+            f.source,
+            tuple(field.contiguous() for field in described),
+            noise,
+            tokens,
+            torch.empty(rows, cut.tiles, dtype=torch.int32, device=device),
+            full if f.vocab_size is None else f.vocab_size,
+            cut.tiles,
+            *row_strides(f.logits),
+            0 if mask is None else mask.shape[-1],
+            METHOD=method,
+            HAS_MASK=mask is not None,
+            WIDTH=cut.width,
+            PADDED=cut.padded,
+            num_warps=8,
+            enable_fp_fusion=False,
+        )
+    return tokens

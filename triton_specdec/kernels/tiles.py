@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
@@ -26,7 +27,7 @@ class Tiling(NamedTuple):
     """How a vocabulary is cut."""
 
     width: int  # ids of a tile, a power of two
-    count: int  # T, tiles of a row
+    tiles: int  # T, tiles of a row
     padded: int  # the next power of two, at least 16
     slices: int  # programs of the scan for a row
 
@@ -46,6 +47,13 @@ class Row(NamedTuple):
     vocab_size: tl.tensor
 
 
+class Records(NamedTuple):
+    """What the scan left of each row, for the draws that come later."""
+
+    tile_max: torch.Tensor  # float32 [rows, T]
+    tile_sum: torch.Tensor  # float32 [rows, T], relative to the tile's maximum
+
+
 def tiling(vocab_size: int) -> Tiling:
     """Narrow tiles re-read less, wide tiles have fewer records: 64 ids up to 2^16, 128 up to 2^18, then doubling."""
     width = 64 if vocab_size <= 2**16 else 128
@@ -55,6 +63,19 @@ def tiling(vocab_size: int) -> Tiling:
         raise ValueError(f"logits may have at most {SLICE * MOST_TILES} ids, got {vocab_size}")
     count = -(-vocab_size // width)
     return Tiling(width, count, max(16, triton.next_power_of_2(count)), -(-count * width // SLICE))
+
+
+def row_strides(logits: torch.Tensor) -> tuple[int, int, int]:
+    """Inner size, outer and inner stride of rows [N] or [B, K + 1], in elements."""
+    if logits.dim() == 2:
+        return 1, logits.stride(0), 0
+    return logits.shape[1], logits.stride(0), logits.stride(1)
+
+
+@triton.jit
+def row_offset(row, inner, stride_outer, stride_inner):
+    """Where a row of [outer, inner, V] starts, in elements; `row` is int64."""
+    return (row // inner) * stride_outer + (row % inner) * stride_inner
 
 
 @triton.jit

@@ -1,0 +1,56 @@
+"""Where the kernels' tests run: the interpreter under shadow memory, compiled PTX on the CPU, a GPU if there is one.
+
+One test body serves all modes; only the compiled ones see layouts, types and barriers as they will be on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from gpuless import Device, Shadow, device, is_interpreter_process
+
+GPU = "gpu"
+has_gpu = torch.cuda.is_available()
+needs_compiler = pytest.mark.skipif(is_interpreter_process(), reason="TRITON_INTERPRET is set: nothing is compiled")
+on_gpu = pytest.param(GPU, marks=pytest.mark.skipif(not has_gpu, reason="no GPU here"))
+
+
+def compiled(name: str) -> object:
+    """A mode that needs the compiler."""
+    return pytest.param(name, marks=needs_compiler)
+
+
+MODES = ["interpreter", compiled("sm_90"), on_gpu]
+ALL_MODES = ["interpreter", compiled("sm_80"), compiled("sm_90"), compiled("sm_100"), on_gpu]
+# In the interpreter alone a large vocabulary takes too long.
+COMPILED_MODES = [compiled("sm_90"), on_gpu]
+
+
+@dataclass
+class Machine:
+    """Where tensors of a test go, and what was launched."""
+
+    place: str
+    device: Device | None
+    shadow: Shadow | None
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the machine's device; views stay views on the CPU."""
+        return tensor if self.place == "cpu" else tensor.to(self.place)
+
+
+@contextmanager
+def machine(mode: str, check: bool = True) -> Iterator[Machine]:
+    """Kernels run in a mode inside the block, with ``backend="triton"``."""
+    if mode == GPU:
+        yield Machine("cuda", None, None)
+    elif mode == "interpreter" and check:
+        with device(mode) as record, Shadow() as shadow:
+            yield Machine("cpu", record, shadow)
+    else:
+        with device(mode, check=check) as record:
+            yield Machine("cpu", record, None)
