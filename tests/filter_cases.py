@@ -58,9 +58,14 @@ def rows(kind: str, count: int, vocab: int, dtype: torch.dtype = torch.float32, 
     return x.to(dtype)
 
 
-def filters(count: int) -> dict[str, torch.Tensor]:
-    """Parameters of `count` rows, which go round the list."""
-    chosen = [FILTERS[i % len(FILTERS)] for i in range(count)]
+def mixed(vocab: int, dtype: torch.dtype = torch.float32, each: int = 2, seed: int = 0) -> torch.Tensor:
+    """Some rows of every kind."""
+    return torch.cat([rows(kind, each, vocab, dtype, seed) for kind in KINDS])
+
+
+def filters(count: int, first: int = 0) -> dict[str, torch.Tensor]:
+    """Parameters of `count` rows, which go round the list in steps that meet every one."""
+    chosen = [FILTERS[(first + 5 * i) % len(FILTERS)] for i in range(count)]
     t, k, p, m, least = zip(*chosen, strict=True)
     f64, i64 = torch.float64, torch.int64
     return {

@@ -5,8 +5,8 @@ The reference is judged in test_filter.py, by hand and by a full sort; here it i
 
 import pytest
 import torch
-from filter_cases import KINDS, assert_same_supports, decided, filters, real_rows, rows
-from kernel_modes import ALL_MODES, COMPILED_MODES, MODES, machine, needs_compiler
+from filter_cases import assert_same_supports, decided, filters, mixed, real_rows, rows
+from kernel_modes import ALL_MODES, COMPILED_MODES, MODES, compiled, machine, needs_compiler, on_gpu
 from test_filter import BY_HAND
 
 pytest.importorskip("triton", reason="kernels need triton")
@@ -18,16 +18,17 @@ from triton_specdec import FilteredLogits, Status, filter_logits  # noqa: E402
 FIELDS = ("maximum", "inverse_temperature", "cut_value", "cut_id", "log_normalizer", "support_size", "argmax", "status")
 
 
-def run(mode, logits, check=True, **options):
+def run(mode, logits, check=None, **options):
     """`filter_logits` by the kernels; the result on the CPU, and the machine."""
+    check = mode == "interpreter" if check is None else check
     with machine(mode, check) as m:
         put = {name: m.put(value) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
         return filter_logits(m.put(logits), **put, backend="triton"), m
 
 
-def compare(mode, logits, order="top_k_first", check=True):
+def compare(mode, logits, order="top_k_first", check=None, first=0):
     """All filters of the list on the rows, in one launch, against the reference."""
-    options = filters(len(logits))
+    options = filters(len(logits), first)
     ours, m = run(mode, logits, check, **options, order=order)
     reference = filter_logits(logits, **options, order=order)
     # Equal logits have masses without rounding: their cuts on a boundary are exact.
@@ -41,7 +42,7 @@ def compare(mode, logits, order="top_k_first", check=True):
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_supports_by_hand(mode):
     for logits, options, ids in BY_HAND:
-        f, _ = run(mode, torch.tensor([logits], dtype=torch.float32), check=mode == "interpreter", **options)
+        f, _ = run(mode, torch.tensor([logits], dtype=torch.float32), **options)
         assert int(f.support_size) == len(ids), (logits, options)
         x = torch.tensor(logits) + 0.0
         key = list(zip((-x).tolist(), range(len(logits)), strict=True))
@@ -50,10 +51,10 @@ def test_supports_by_hand(mode):
         assert [i for i in range(allowed) if key[i] <= cut or int(f.cut_id) == -1] == ids, (logits, options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vocab", [1, 2, 111, 5000])
-def test_supports_in_the_interpreter(kind, vocab):
-    compare("interpreter", rows(kind, 18, vocab, seed=vocab), "joint" if vocab == 111 else "top_k_first")
+@pytest.mark.parametrize("order", ["top_k_first", "joint"])
+def test_supports_in_the_interpreter(vocab, order):
+    compare("interpreter", mixed(vocab, each=4, seed=vocab), order)
 
 
 @pytest.mark.parametrize("mode", COMPILED_MODES)
@@ -68,19 +69,19 @@ def test_supports_in_the_interpreter(kind, vocab):
         (128256, torch.bfloat16),
         (151936, torch.float16),
         (262144, torch.bfloat16),
+        (300000, torch.bfloat16),
     ],
 )
 def test_supports_of_real_sizes(mode, vocab, dtype):
-    for kind in KINDS:
-        compare(mode, rows(kind, 18, vocab, dtype, seed=vocab), check=vocab < 1000)
+    for first in (0, 7):
+        compare(mode, mixed(vocab, dtype, seed=vocab + first), check=vocab < 1000 or None, first=first)
 
 
 @pytest.mark.parametrize("mode", COMPILED_MODES)
 @pytest.mark.parametrize("order", ["top_k_first", "joint"])
 def test_supports_of_real_logits(mode, order):
-    x = real_rows()
-    for shift in (0, 9):
-        compare(mode, x.roll(shift, 0), order, check=False)
+    for first in (0, 9):
+        compare(mode, real_rows(), order, first=first)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -153,12 +154,16 @@ def test_token_masks_and_padded_vocabularies(mode):
     assert f.status.tolist() == [0] * 18
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [("interpreter", d) for d in (torch.float32, torch.bfloat16, torch.float16)]
+    + [compiled("sm_90", torch.bfloat16), on_gpu(torch.bfloat16)],
+)
 def test_views_are_as_their_copies_and_stay_unwritten(mode, dtype):
-    big = rows("normal", 12, 1300, dtype)
+    big = rows("normal", 12, 2400, dtype)
     before = big.clone()
-    views = (big[:, :1111], big[:, 1:1112], big[::2, :1111], big.view(3, 4, 1300)[:, 1:, 3:1203], big[:2].t()[:, :2])
+    three = big.view(3, 4, 2400)[:, 1:, 3:1203]
+    views = (big[:, :1111], big[:, 1:1112], big[::2, :1184], three, big[:, 1::2])
     for view in views:
         a, _ = run(mode, view, top_k=9, top_p=0.9)
         b, _ = run(mode, view.contiguous(), top_k=9, top_p=0.9)
@@ -168,10 +173,10 @@ def test_views_are_as_their_copies_and_stay_unwritten(mode, dtype):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_row_knows_nothing_of_its_batch(mode):
-    """Bit for bit, alone, at any place, beside rows of NaN, and in rows [B, K + 1]."""
-    vocab = 5000
-    x = torch.cat([rows(kind, 2, vocab) for kind in KINDS])
+@pytest.mark.parametrize("vocab", [4999, 5008])
+def test_a_row_knows_nothing_of_its_batch(mode, vocab):
+    """Bit for bit, alone, at any place and address, beside rows of NaN, and in rows [B, K + 1]."""
+    x = mixed(vocab)
     options = filters(18)
     together, _ = run(mode, x, **options)
     order = torch.randperm(18, generator=torch.Generator().manual_seed(1))

@@ -37,13 +37,15 @@ from .tiles import (
     SLICE,
     Records,
     Row,
+    aligned_rows,
     finite,
+    is_aligned,
     load_ids,
     load_masses,
     load_maxima,
     load_raw,
     rate,
-    row_offset,
+    row_start,
     row_strides,
     tiling,
     value_of,
@@ -65,7 +67,7 @@ def tile_records(x, per):
     return top, tl.sum(tl.exp2(scaled(x, base[:, None], per)), 1)
 
 
-@triton.jit(do_not_specialize=["tiles", "inner", "words"])
+@triton.jit(do_not_specialize=["tiles", "inner", "stride_outer", "stride_inner", "words", "zero"])
 def _scan_kernel(
     logits_ptr,  # [rows, V]
     mask_ptr,  # [rows, words]
@@ -79,6 +81,8 @@ def _scan_kernel(
     stride_outer,
     stride_inner,
     words,
+    zero,
+    ALIGNED: tl.constexpr,
     HAS_MASK: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -87,8 +91,8 @@ def _scan_kernel(
     part = tl.program_id(1)
     tile = part * ROWS + tl.arange(0, ROWS)
     ids = tile[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    start = logits_ptr + row_offset(row, inner, stride_outer, stride_inner)
-    x = load_raw(start, mask_ptr + row * words, ids, ids < vocab_size, HAS_MASK)
+    start = row_start(logits_ptr, row, inner, stride_outer, stride_inner, zero, ALIGNED)
+    x = load_raw(start, mask_ptr + row * words + zero, ids, ids < vocab_size, HAS_MASK)
     top, total = tile_records(x, rate(inverse_of(tl.load(temperature_ptr + row))))
     tl.store(tile_max_ptr + row * tiles + tile, top, mask=tile < tiles)
     tl.store(tile_sum_ptr + row * tiles + tile, total, mask=tile < tiles)
@@ -132,7 +136,9 @@ def first_top(row, tile_max, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED
     return tl.where(top == float("-inf"), 0, first)
 
 
-@triton.jit(do_not_specialize=["full_vocab_size", "tiles", "slices", "inner", "words"])
+@triton.jit(
+    do_not_specialize=["full_vocab_size", "tiles", "slices", "inner", "stride_outer", "stride_inner", "words", "zero"]
+)
 def _resolve_kernel(
     logits_ptr,  # [rows, V]
     mask_ptr,  # [rows, words]
@@ -153,8 +159,10 @@ def _resolve_kernel(
     stride_outer,
     stride_inner,
     words,
+    zero,
     TOP_K_FIRST: tl.constexpr,
     METHOD: tl.constexpr,
+    ALIGNED: tl.constexpr,
     HAS_MASK: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
@@ -170,8 +178,8 @@ def _resolve_kernel(
     part = tl.arange(0, SLICES)
     number = tl.sum(tl.load(finite_ptr + at * slices + part, mask=part < slices, other=0), 0)
     row = Row(
-        logits_ptr + row_offset(at, inner, stride_outer, stride_inner),
-        mask_ptr + at * words,
+        row_start(logits_ptr, at, inner, stride_outer, stride_inner, zero, ALIGNED),
+        mask_ptr + at * words + zero,
         list_ptr + at * tiles,
         candidate_ptr + at * CANDIDATES,
         tile_max_ptr + at * tiles,
@@ -274,6 +282,8 @@ def scan(
             cut.tiles,
             *row_strides(logits),
             0 if token_mask is None else token_mask.shape[-1],
+            0,
+            ALIGNED=is_aligned(full),
             HAS_MASK=token_mask is not None,
             ROWS=SLICE // cut.width,
             WIDTH=cut.width,
@@ -292,8 +302,7 @@ def resolve(
     drawing: Drawing | None = None,
 ) -> tuple[FilteredLogits, torch.Tensor]:
     """Scan and resolve: the descriptors of rows, and one token int64 of each where a drawing is wanted."""
-    if logits.stride(-1) != 1 and logits.shape[-1] > 1:
-        logits = logits.contiguous()
+    logits = aligned_rows(logits)
     shape, full, device = logits.shape[:-1], logits.shape[-1], logits.device
     rows, cut = shape.numel(), tiling(full)
     mask = None if token_mask is None else token_mask.reshape(rows, -1).contiguous()
@@ -319,8 +328,10 @@ def resolve(
             cut.slices,
             *row_strides(logits),
             0 if mask is None else mask.shape[-1],
+            0,
             TOP_K_FIRST=order == "top_k_first",
             METHOD=method,
+            ALIGNED=is_aligned(full),
             HAS_MASK=mask is not None,
             WIDTH=cut.width,
             PADDED=cut.padded,

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..filter import FilteredLogits
 from .rules import is_kept, scaled
-from .tiles import finite, load_raw, row_offset, row_strides
+from .tiles import finite, is_aligned, load_raw, row_start, row_strides
 
 BLOCK = 1024
 
@@ -29,11 +29,12 @@ def load_log_probs(
     maximum = tl.load(described[0] + at).to(tl.float64)
     inverse = tl.load(described[1] + at)
     # A one-hot row keeps one token, which may be -inf where nothing is finite.
-    z = scaled(tl.where(kept & (inverse > 0), x.to(tl.float64), maximum), maximum, inverse)
+    at_maximum = tl.where(inverse > 0, 0, 1) == 1
+    z = scaled(tl.where(kept, tl.where(at_maximum, maximum, x.to(tl.float64)), maximum), maximum, inverse)
     return z - tl.load(described[4] + at), kept
 
 
-@triton.jit(do_not_specialize=["full_vocab_size", "inner", "words"])
+@triton.jit(do_not_specialize=["full_vocab_size", "inner", "stride_outer", "stride_inner", "words", "zero"])
 def _dense_kernel(
     logits_ptr,  # [rows, V]
     mask_ptr,  # [rows, words]
@@ -45,19 +46,21 @@ def _dense_kernel(
     stride_outer,
     stride_inner,
     words,
+    zero,
+    ALIGNED: tl.constexpr,
     HAS_MASK: tl.constexpr,
     WEIGHTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    start = logits_ptr + row_offset(at, inner, stride_outer, stride_inner)
-    z, kept = load_log_probs(start, mask_ptr + at * words, described, at, ids, ids < vocab_size, HAS_MASK)
+    start = row_start(logits_ptr, at, inner, stride_outer, stride_inner, zero, ALIGNED)
+    z, kept = load_log_probs(start, mask_ptr + at * words + zero, described, at, ids, ids < vocab_size, HAS_MASK)
     out = tl.where(kept, tl.exp(z.to(tl.float32)), 0.0) if WEIGHTS else kept
     tl.store(out_ptr + at * full_vocab_size + ids, out, mask=ids < full_vocab_size)
 
 
-@triton.jit(do_not_specialize=["tokens_per_row", "inner", "words"])
+@triton.jit(do_not_specialize=["tokens_per_row", "inner", "stride_outer", "stride_inner", "words", "zero"])
 def _log_prob_kernel(
     logits_ptr,  # [rows, V]
     mask_ptr,  # [rows, words]
@@ -70,6 +73,8 @@ def _log_prob_kernel(
     stride_outer,
     stride_inner,
     words,
+    zero,
+    ALIGNED: tl.constexpr,
     HAS_MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -79,8 +84,8 @@ def _log_prob_kernel(
     ids = tl.load(token_ptr + at * tokens_per_row + column, mask=here, other=-1)
     inside = (ids >= 0) & (ids < vocab_size)
     ids = tl.where(inside, ids, 0)
-    start = logits_ptr + row_offset(at, inner, stride_outer, stride_inner)
-    z, kept = load_log_probs(start, mask_ptr + at * words, described, at, ids, inside, HAS_MASK)
+    start = row_start(logits_ptr, at, inner, stride_outer, stride_inner, zero, ALIGNED)
+    z, kept = load_log_probs(start, mask_ptr + at * words + zero, described, at, ids, inside, HAS_MASK)
     tl.store(out_ptr + at * tokens_per_row + column, tl.where(kept, z, float("-inf")).to(tl.float32), mask=here)
 
 
@@ -104,6 +109,8 @@ def _dense(f: FilteredLogits, dtype: torch.dtype) -> torch.Tensor:
             full if f.vocab_size is None else f.vocab_size,
             *row_strides(f.logits),
             0 if mask is None else mask.shape[-1],
+            0,
+            ALIGNED=is_aligned(full),
             HAS_MASK=mask is not None,
             WEIGHTS=dtype == torch.float32,
             BLOCK=BLOCK,
@@ -140,6 +147,8 @@ def log_prob(f: FilteredLogits, tokens: torch.Tensor) -> torch.Tensor:
             full if f.vocab_size is None else f.vocab_size,
             *row_strides(f.logits),
             0 if mask is None else mask.shape[-1],
+            0,
+            ALIGNED=is_aligned(full),
             HAS_MASK=mask is not None,
             BLOCK=block,
             enable_fp_fusion=False,

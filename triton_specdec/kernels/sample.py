@@ -23,12 +23,13 @@ from .tiles import (
     Row,
     exact_weights,
     fast_weights,
+    is_aligned,
     key_of,
     list_tiles,
     load_ids,
     load_listed,
     load_masses,
-    row_offset,
+    row_start,
     row_strides,
     tiling,
 )
@@ -175,7 +176,7 @@ def draw(
     return token.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["tiles", "inner", "words"])
+@triton.jit(do_not_specialize=["tiles", "inner", "stride_outer", "stride_inner", "words", "zero"])
 def _sample_kernel(
     logits_ptr,  # [rows, V]
     mask_ptr,  # [rows, words]
@@ -190,15 +191,17 @@ def _sample_kernel(
     stride_outer,
     stride_inner,
     words,
+    zero,
     METHOD: tl.constexpr,
+    ALIGNED: tl.constexpr,
     HAS_MASK: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64)
     row = Row(
-        logits_ptr + row_offset(at, inner, stride_outer, stride_inner),
-        mask_ptr + at * words,
+        row_start(logits_ptr, at, inner, stride_outer, stride_inner, zero, ALIGNED),
+        mask_ptr + at * words + zero,
         list_ptr + at * tiles,
         list_ptr + at * tiles,
         records.tile_max + at * tiles,
@@ -236,7 +239,9 @@ def sample(f: FilteredLogits, drawing: Drawing) -> torch.Tensor:
             cut.tiles,
             *row_strides(f.logits),
             0 if mask is None else mask.shape[-1],
+            0,
             METHOD=method,
+            ALIGNED=is_aligned(full),
             HAS_MASK=mask is not None,
             WIDTH=cut.width,
             PADDED=cut.padded,

@@ -66,16 +66,40 @@ def tiling(vocab_size: int) -> Tiling:
 
 
 def row_strides(logits: torch.Tensor) -> tuple[int, int, int]:
-    """Inner size, outer and inner stride of rows [N] or [B, K + 1], in elements."""
+    """Inner size, outer and inner stride of rows [N] or [B, K + 1]: in elements, or in 16 where rows are aligned."""
+    unit = 16 if is_aligned(logits.shape[-1]) else 1
     if logits.dim() == 2:
-        return 1, logits.stride(0), 0
-    return logits.shape[1], logits.stride(0), logits.stride(1)
+        return 1, logits.stride(0) // unit, 0
+    return logits.shape[1], logits.stride(0) // unit, logits.stride(1) // unit
+
+
+def aligned_rows(logits: torch.Tensor) -> torch.Tensor:
+    """Logits whose rows a kernel can read.
+
+    A copy where the last stride is not 1, or where a vocabulary of a multiple of 16 ids does not lie at multiples of
+    16 ids and bytes (see `row_start`).
+    """
+    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
+        return logits.contiguous()
+    if is_aligned(logits.shape[-1]) and (logits.data_ptr() % 16 or any(s % 16 for s in logits.stride()[:-1])):
+        return logits.clone(memory_format=torch.contiguous_format)
+    return logits
+
+
+def is_aligned(vocab_size: int) -> bool:
+    """Whether the rows of a vocabulary are read 16 bytes at a time."""
+    return vocab_size % 16 == 0
 
 
 @triton.jit
-def row_offset(row, inner, stride_outer, stride_inner):
-    """Where a row of [outer, inner, V] starts, in elements; `row` is int64."""
-    return (row // inner) * stride_outer + (row % inner) * stride_inner
+def row_start(logits_ptr, row, inner, stride_outer, stride_inner, zero, ALIGNED: tl.constexpr):
+    """Where a row of [outer, inner, V] starts; `row` is int64.
+
+    Vector loads change which thread holds which id, and with it the order of a sum. A row's bits must not depend on
+    where it lies, so the vocabulary alone decides: without ALIGNED, the compiler may not see that an address is.
+    """
+    start = (row // inner) * stride_outer + (row % inner) * stride_inner
+    return logits_ptr + start * 16 if ALIGNED else logits_ptr + zero + start
 
 
 @triton.jit
