@@ -249,8 +249,8 @@ def reads(logits, dtype=None, **options):
 def test_bytes_of_logits_that_are_read():
     x = real_rows()
     few = x[::4]
-    assert reads(few[:2]).max() <= 1.002
-    assert reads(few[:2], temperature=0.0).max() <= 1.002
+    assert reads(few[:2]).max() <= 1.01
+    assert reads(few[:2], temperature=0.0).max() <= 1.01
     assert reads(few, top_k=50).max() <= 1.08
     assert reads(few, top_k=50, top_p=0.9).max() <= 1.08
     assert reads(few, top_k=20, top_p=0.95).max() <= 1.04
@@ -263,11 +263,15 @@ def test_bytes_of_logits_that_are_read():
 
 @needs_compiler
 @pytest.mark.parametrize("kind", ["normal", "wide", "ties", "equal", "peaked", "flat", "gumbel", "two values"])
-def test_no_row_is_read_more_than_four_times(kind):
+def test_long_supports_are_read_three_times(kind):
     x = rows(kind, 1, 151936, torch.bfloat16)
-    for options in ({"top_p": 0.9}, {"top_p": 0.95}, {"top_k": 3000}, {"top_k": 3000, "top_p": 0.7}, {"min_p": 1e-4}):
-        assert reads(x, **options).max() <= 4, options
-    assert reads(x, top_k=50).max() <= (1.06 if kind not in ("ties", "equal", "two values") else 3)
+    for options in ({"top_p": 0.9}, {"top_p": 0.95}, {"top_p": 0.5}, {"top_k": 3000}):
+        assert reads(x, **options).max() <= 3.1, options
+    assert reads(x, min_p=1e-4).max() <= 2.01
+    # A nucleus of a long top-k is two searches.
+    assert reads(x, top_k=3000, top_p=0.7).max() <= 5
+    # Ties may all be candidates.
+    assert reads(x, top_k=50).max() <= (2.1 if kind in ("ties", "equal", "two values") else 1.06)
 
 
 @needs_compiler
@@ -281,9 +285,9 @@ def test_the_scan_reads_once_and_writes_little(dtype):
     assert traffic["logits_ptr"].sector_bytes == x.nbytes
     written = sum(t.store_bytes for launch in (scan, resolve) for t in launch.counts.traffic.values())
     # A maximum and a sum for 128 ids, and some numbers a row: no [rows, V] tensor.
-    assert written <= 0.0175 * 4 * x.numel()
+    assert written <= 0.018 * 4 * x.numel()
     per_element = scan.counts.warp_instructions * 32 / x.numel()
-    assert per_element <= (14 if dtype.itemsize == 2 else 17)
+    assert per_element <= (13 if dtype.itemsize == 2 else 15.5)
     for target in ("sm_80", "sm_90", "sm_100", "gfx942"):
         code = report(compile_for(scan, target))
         assert (code.spills, code.stack_bytes) == (0, 0), target

@@ -165,8 +165,8 @@ def guess_pivots(row, filters, total, mass_all, num_finite, HAS_MASK: tl.constex
     centre = tl.sum(kept.to(tl.int32), 0)
     # A rank of the sample errs by about 22 at most. The middle is pinned from both sides, for ties.
     i = tl.arange(0, PIVOTS)
-    away = tl.where(i < 3, tl.where(i == 0, -56, tl.where(i == 1, -28, -7)), 0)
-    away = tl.where(i > 4, tl.where(i == 7, 56, tl.where(i == 6, 28, 7)), away)
+    away = tl.where(i < 3, tl.where(i == 0, -48, tl.where(i == 1, -24, -8)), 0)
+    away = tl.where(i > 4, tl.where(i == 7, 48, tl.where(i == 6, 24, 8)), away)
     place = tl.minimum(tl.maximum(centre + away, 0), SAMPLE - 1)
     behind = tl.minimum(centre + 4 + (2 * tl.sqrt(centre.to(tl.float32))).to(tl.int32), SAMPLE - 1)
     tl.debug_barrier()

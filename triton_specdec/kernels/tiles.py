@@ -15,7 +15,7 @@ import triton.language as tl
 from .rules import LARGEST, rank_bits, rank_key, scaled
 
 # Ids that one program of the scan reads, ids that a later pass reads at a time, and the most tiles a row may have.
-SLICE = 4096
+SLICE = 8192
 CHUNK = tl.constexpr(1024)
 MOST_TILES = 2048
 # The key of -inf: no token from here on is ever kept.
