@@ -317,6 +317,7 @@ def test_nothing_is_spilled(target, vocab):
 # Where kernels cannot run.
 
 
+@needs_compiler
 def test_asking_for_kernels_where_they_cannot_run_says_what_to_do():
     with pytest.raises(RuntimeError, match=r"TRITON_INTERPRET=1.*backend='reference'"):
         filter_logits(torch.zeros(1, 4), backend="triton")
