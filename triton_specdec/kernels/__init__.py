@@ -13,6 +13,7 @@ import triton
 from .filter import filter_logits, filter_sample, stack_source
 from .probs import keep_mask, log_prob, probs
 from .sample import sample
+from .verify import verify
 
 
 def check_runs_on(device: torch.device) -> None:
@@ -38,7 +39,7 @@ def _no_kernel(*args: Any, **options: Any) -> NoReturn:
     )
 
 
-verify = truncate_kv_ = truncate_paged_kv_ = compact_kv_ = apply_penalties_ = _no_kernel
+truncate_kv_ = truncate_paged_kv_ = compact_kv_ = apply_penalties_ = _no_kernel
 
 __all__ = [
     "apply_penalties_",

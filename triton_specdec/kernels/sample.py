@@ -105,21 +105,45 @@ def draw_filtered(row, support, u, listed, HAS_MASK: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
+def pick_tile(mass, u, PADDED: tl.constexpr):
+    """The tile of a draw by the tiles' masses float64 [PADDED], and what is left of u inside it, in [0, 1)."""
+    tiles = tl.arange(0, PADDED)
+    total = tl.sum(mass, 0)
+    tile = first_drawn(mass, tiles, tl.zeros_like(total), u, total)
+    tile = tl.where(tile == NO_TOKEN, last_of_any(mass, tiles), tile)
+    before = tl.sum(tl.where(tiles < tile, mass, 0.0), 0)
+    own = tl.sum(tl.where(tiles == tile, mass, 0.0), 0)
+    return tile, tl.maximum((u * total - before) / tl.where(own > 0, own, 1.0), 0.0)
+
+
+@triton.jit
+def pick_in_tile(weight, ids, inside):
+    """The id of a draw inside a tile, by the weights float64 of its ids."""
+    own = tl.sum(weight, 0)
+    token = first_drawn(weight, ids, tl.zeros_like(own), inside, own)
+    return tl.where(token == NO_TOKEN, last_of_any(weight, ids), token)
+
+
+@triton.jit
 def draw_whole(row, u, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Inverse CDF over a row that keeps everything: the tile by the tiles' masses, the token by that tile's weights."""
-    tiles = tl.arange(0, PADDED)
-    tile_mass = load_masses(row, PADDED)
-    total = tl.sum(tile_mass, 0)
-    tile = first_drawn(tile_mass, tiles, tl.zeros_like(total), u, total)
-    tile = tl.where(tile == NO_TOKEN, last_of_any(tile_mass, tiles), tile)
-    before = tl.sum(tl.where(tiles < tile, tile_mass, 0.0), 0)
-    inside = (u * total - before) / tl.sum(tl.where(tiles == tile, tile_mass, 0.0), 0)
+    tile, inside = pick_tile(load_masses(row, PADDED), u, PADDED)
     ids = tile * WIDTH + tl.arange(0, WIDTH)
     x = load_ids(row, ids, HAS_MASK)
-    weight = tl.where(x > float("-inf"), exact_weights(x, row), 0.0)
-    own = tl.sum(weight, 0)
-    token = first_drawn(weight, ids, tl.zeros_like(own), tl.maximum(inside, 0.0), own)
-    return tl.where(token == NO_TOKEN, last_of_any(weight, ids), token)
+    return pick_in_tile(tl.where(x > float("-inf"), exact_weights(x, row), 0.0), ids, inside)
+
+
+@triton.jit
+def draw_by_uniform(row, support, u, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Inverse CDF over a row, whatever its support; `row.inverse` is 0 where it is one-hot."""
+    token = tl.maximum(support.cut_id, 0)
+    if row.inverse > 0:
+        if support.cut_value == float("-inf"):
+            token = draw_whole(row, u, HAS_MASK, WIDTH, PADDED)
+        else:
+            listed = list_tiles(row, key_of(support.cut_value), PADDED)
+            token = draw_filtered(row, support, u, listed, HAS_MASK, WIDTH)
+    return token
 
 
 @triton.jit
@@ -152,27 +176,21 @@ def draw(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """One token of row number `at`, whatever its support; `row.inverse` is 0 where it is one-hot."""
-    token = tl.maximum(support.cut_id, 0)
-    if row.inverse > 0:
-        whole = support.cut_value == float("-inf")
-        last_key = tl.minimum(key_of(support.cut_value), END - 1)
-        if METHOD == "gumbel":
-            listed = list_tiles(row, last_key, PADDED)
+    """One token of row number `at`, int64."""
+    if METHOD == "gumbel":
+        token = tl.maximum(support.cut_id, 0)
+        if row.inverse > 0:
+            listed = list_tiles(row, tl.minimum(key_of(support.cut_value), END - 1), PADDED)
             seed = tl.load(noise.seeds + at)
             position = tl.load(noise.positions + at)
             token = draw_gumbel(row, support, seed, position, listed, HAS_MASK, WIDTH)
+    else:
+        if METHOD == "uniforms":
+            u = tl.load(noise.uniforms + at)
         else:
-            if METHOD == "uniforms":
-                u = tl.load(noise.uniforms + at)
-            else:
-                step = tl.load(noise.steps + at)
-                u = rng.uniforms(tl.load(noise.seeds + at), tl.load(noise.positions + at), noise.stream, step)
-            if whole:
-                token = draw_whole(row, u, HAS_MASK, WIDTH, PADDED)
-            else:
-                listed = list_tiles(row, last_key, PADDED)
-                token = draw_filtered(row, support, u, listed, HAS_MASK, WIDTH)
+            step = tl.load(noise.steps + at)
+            u = rng.uniforms(tl.load(noise.seeds + at), tl.load(noise.positions + at), noise.stream, step)
+        token = draw_by_uniform(row, support, u, HAS_MASK, WIDTH, PADDED)
     return token.to(tl.int64)
 
 
