@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from . import rules
 
 LARGEST = float(np.finfo(np.float32).max)
-SMALLEST = float(np.finfo(np.float32).tiny)
+# 1 / T stays in this range: times 0 it is 0, it is not 0 itself (one-hot), and log2(e) times it is a finite float32.
+FLATTEST = float(np.finfo(np.float32).tiny)
+STEEPEST = LARGEST / 2
 # The first number of ranks that is looked at; eight times as many whenever a support is longer.
 FIRST_WIDTH = 64
 # Fields of `Support` with one value a row.
@@ -189,7 +191,7 @@ def filter_logits(
     """
     x, status = admissible(logits, token_mask, vocab_size)
     rows, vocab = x.shape
-    bad = ~(temperature >= 0) | np.isnan(top_p) | np.isnan(min_p)
+    bad = ~((temperature >= 0) & ~np.isnan(top_p) & (min_p >= 0) & (min_p <= 1) & (min_tokens_to_keep >= 1))
     argmax = x.argmax(-1)
     top = x[np.arange(rows), argmax]
     empty = np.isneginf(top)
@@ -197,8 +199,7 @@ def filter_logits(
     status = status + empty * np.int32(rules.STATUS_EMPTY) + bad * np.int32(rules.STATUS_PARAMETER)
     maximum = np.where(empty, np.float32(0), top)
     with np.errstate(over="ignore"):
-        # Clamped, so that 0 * (1 / T) is 0 for the smallest T, and 1 / T is not 0 (one-hot) for the largest.
-        inverse = np.where(one_hot, 0.0, np.clip(1.0 / np.where(one_hot, 1.0, temperature), SMALLEST, LARGEST))
+        inverse = np.where(one_hot, 0.0, np.clip(1.0 / np.where(one_hot, 1.0, temperature), FLATTEST, STEEPEST))
 
     # Rows that keep everything, and one-hot rows.
     weights = np.exp(_scaled(x, maximum, inverse))

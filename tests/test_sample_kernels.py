@@ -159,6 +159,18 @@ def test_draws_from_stacked_rows(mode):
     assert torch.equal(joined, sample(filter_logits(x, top_p=0.8), uniforms=u))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_rounding_leaves_does_not_go_to_a_token_of_no_weight(mode):
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 5000)).astype(np.float32))
+    x[0, 0], x[0, -1] = 3.3, -80
+    u = 1 - 2.0 ** -torch.arange(20, 54, dtype=torch.float64)
+    with machine(mode, check=False) as m:
+        f = filter_logits(m.put(x).expand(len(u), -1), min_p=1e-38, backend="triton")
+        tokens = sample(f, uniforms=m.put(u)).cpu()
+    assert int(f.support_size[0]) == 5000
+    assert tokens.max() == 4998
+
+
 LAWS = [
     ({}, 40),
     ({"temperature": 0.7}, 130),

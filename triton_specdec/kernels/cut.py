@@ -39,6 +39,7 @@ PIVOTS = tl.constexpr(8)
 FEW = tl.constexpr(16)
 # A filter that is off holds a value that keeps everything: this top-k, twice this top-p, a min-p of 0.
 FAR = tl.constexpr(2**62)
+MOST_ROUNDS = tl.constexpr(64)
 LAST = tl.constexpr(2**63 - 1)
 LOWEST = tl.constexpr(-(2**63))
 
@@ -92,7 +93,7 @@ def nth_top(row, want, need, first, last, PADDED: tl.constexpr):
 
 @triton.jit
 def last_in_min_p(row, min_p, first, last):
-    """The last key in [first, last] whose weight reaches min_p; that of `first`, the maximum, does."""
+    """The last key in [first, last] whose weight reaches min_p <= 1; that of `first`, the maximum, does."""
     while first < last:
         at = (first & last) + ((first ^ last) >> 1) + 1
         enough = is_in_min_p(exact_weights(value_of(at), row), min_p)
@@ -195,14 +196,20 @@ def even_pivots(bracket):
 def weigh_pivots(row, pivots, listed, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
     """Number and mass of the tokens before each pivot, in one pass over the listed tiles."""
     ROWS: tl.constexpr = CHUNK // 4 // WIDTH if CHUNK // 4 > WIDTH else 1
-    number = tl.zeros([ROWS * WIDTH, PIVOTS], tl.int32)
-    mass = tl.zeros([ROWS * WIDTH, PIVOTS], tl.float32)
-    for start in range(0, listed, ROWS):
-        x, _ = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
-        before = key_of(x)[:, None] < pivots[None, :]
-        number += before.to(tl.int32)
-        mass += tl.where(before, fast_weights(x, row)[:, None], 0.0)
-    return tl.sum(number, 0), tl.sum(mass.to(tl.float64), 0)
+    number = tl.zeros([PIVOTS], tl.int32)
+    mass = tl.zeros([PIVOTS], tl.float64)
+    # In float32 no more than a few sums one after another: those of equal weights all err to one side.
+    for begin in range(0, listed, ROWS * FEW):
+        count = tl.zeros([ROWS * WIDTH, PIVOTS], tl.int32)
+        part = tl.zeros([ROWS * WIDTH, PIVOTS], tl.float32)
+        for start in range(begin, tl.minimum(begin + ROWS * FEW, listed), ROWS):
+            x, _ = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
+            before = key_of(x)[:, None] < pivots[None, :]
+            count += before.to(tl.int32)
+            part += tl.where(before, fast_weights(x, row)[:, None], 0.0)
+        number += tl.sum(count, 0)
+        mass += tl.sum(part.to(tl.float64), 0)
+    return number, mass
 
 
 @triton.jit
@@ -230,6 +237,8 @@ def cut_ties(row, bracket, total, filters, listed, HAS_MASK: tl.constexpr, WIDTH
         stays = keeps(bracket.rank + at - 1, bracket.mass + (at - 1) * own, own, total, filters)
         kept = tl.where(stays, at, kept)
         high = tl.where(stays, high, at - 1)
+    # The first is kept: the bracket says so, from masses that were summed in another order.
+    kept = tl.maximum(kept, 1)
     seen = tl.full([], 0, tl.int32)
     token = tl.full([], 0, tl.int32)
     start = 0
@@ -288,16 +297,19 @@ def find_cut(
         top, tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float64), tl.full([], END, tl.int32), num_finite
     )
     total = mass_all
-    cut = tl.full([], 0, tl.int64)
-    size = tl.full([], 0, tl.int32)
-    mass = tl.full([], 0.0, tl.float64)
+    # Every round narrows what is searched, so long as nobody writes the logits meanwhile: then the row is its maximum.
+    cut = (top.to(tl.int64) << 32) | 0x7FFFFFFF
+    size = tl.full([], 1, tl.int32)
+    mass = tl.full([], 1.0, tl.float64)
+    rounds = tl.full([], 0, tl.int32)
     tries = tl.full([], 0, tl.int32)
     guessed = tl.full([], 0, tl.int32)
     pivots = tl.zeros([PIVOTS], tl.int32)
     guess = tl.full([], 0, tl.int32)
     guess_rank = tl.full([], 0, tl.int32)
     phase = tl.where(by_tops, TOPS, tl.where(is_total_open, TOP_K, BRACKET))
-    while phase < FOUND:
+    while (phase < FOUND) & (rounds < MOST_ROUNDS):
+        rounds += 1
         now = Filters(
             filters.k,
             tl.where(phase == TOP_K, 2.0 * FAR, filters.p),

@@ -18,13 +18,13 @@ from ..params import RowParams
 from ..sample import Drawing
 from .cut import CANDIDATES, FAR, Filters, find_cut
 from .rules import (
-    LARGEST,
+    FLATTEST,
     NO_CUT_ID,
-    SMALLEST,
     STATUS_EMPTY,
     STATUS_INF,
     STATUS_NAN,
     STATUS_PARAMETER,
+    STEEPEST,
     is_greedy,
     is_min_p_on,
     is_top_k_on,
@@ -56,7 +56,7 @@ from .tiles import (
 def inverse_of(temperature):
     """1 / T, clamped so that 0 times it is 0 for the smallest T, and that it is not 0 for the largest."""
     usable = temperature > 0
-    return tl.minimum(tl.maximum(1.0 / tl.where(usable, temperature, 1.0), SMALLEST), LARGEST)
+    return tl.minimum(tl.maximum(1.0 / tl.where(usable, temperature, 1.0), FLATTEST), STEEPEST)
 
 
 @triton.jit
@@ -172,7 +172,9 @@ def _resolve_kernel(
     temperature = tl.load(row_params.temperature + at)
     top_p = tl.load(row_params.top_p + at)
     min_p = tl.load(row_params.min_p + at)
-    bad = ((temperature >= 0) == 0) | (top_p != top_p) | (min_p != min_p)
+    least = tl.load(row_params.min_tokens_to_keep + at)
+    in_range = (temperature >= 0) & (top_p == top_p) & (min_p >= 0) & (min_p <= 1) & (least >= 1)
+    bad = in_range == 0
 
     tile = tl.arange(0, PADDED)
     part = tl.arange(0, SLICES)
@@ -217,7 +219,7 @@ def _resolve_kernel(
         tl.where(is_top_k_on(k, full_vocab_size), k, FAR),
         tl.where(is_top_p_on(top_p), top_p, 2.0 * FAR),
         tl.where(is_min_p_on(min_p), min_p, 0.0),
-        tl.maximum(tl.load(row_params.min_tokens_to_keep + at), 1),
+        least,
     )
     cut_value = tl.where(one_hot, top, float("-inf"))
     cut_id = tl.where(one_hot, argmax, NO_CUT_ID)

@@ -15,7 +15,7 @@ import triton.language as tl
 from ..filter import FilteredLogits
 from ..sample import Drawing
 from . import rng
-from .rules import LARGEST, is_drawn, is_kept, scaled
+from .rules import is_drawn, is_kept, scaled
 from .tiles import (
     CHUNK,
     END,
@@ -80,9 +80,10 @@ def first_drawn(weight, ids, before, u, total):
 
 
 @triton.jit
-def last_of_any(weight, ids):
-    """The last id with any weight: where rounding left the sum a hair below the target."""
-    return tl.max(tl.where(weight > 0, ids, 0), 0)
+def last_moving(weight, ids, before):
+    """The last id that moves the cumulative weight, 0 where none does: what is drawn where the sum stays below."""
+    up_to = before + tl.cumsum(weight, 0)
+    return tl.max(tl.where(up_to - weight < up_to, ids, 0), 0)
 
 
 @triton.jit
@@ -98,7 +99,7 @@ def draw_filtered(row, support, u, listed, HAS_MASK: tl.constexpr, WIDTH: tl.con
         kept = is_kept(x, ids, support.cut_value, support.cut_id)
         weight = tl.where(kept, fast_weights(x, row), 0.0).to(tl.float64)
         token = first_drawn(weight, ids, before, u, support.mass)
-        last = tl.maximum(last, last_of_any(weight, ids))
+        last = tl.maximum(last, last_moving(weight, ids, before))
         before += tl.sum(weight, 0)
         start += ROWS
     return tl.where(token == NO_TOKEN, last, token)
@@ -110,7 +111,7 @@ def pick_tile(mass, u, PADDED: tl.constexpr):
     tiles = tl.arange(0, PADDED)
     total = tl.sum(mass, 0)
     tile = first_drawn(mass, tiles, tl.zeros_like(total), u, total)
-    tile = tl.where(tile == NO_TOKEN, last_of_any(mass, tiles), tile)
+    tile = tl.where(tile == NO_TOKEN, last_moving(mass, tiles, tl.zeros_like(total)), tile)
     before = tl.sum(tl.where(tiles < tile, mass, 0.0), 0)
     own = tl.sum(tl.where(tiles == tile, mass, 0.0), 0)
     return tile, tl.maximum((u * total - before) / tl.where(own > 0, own, 1.0), 0.0)
@@ -121,7 +122,7 @@ def pick_in_tile(weight, ids, inside):
     """The id of a draw inside a tile, by the weights float64 of its ids."""
     own = tl.sum(weight, 0)
     token = first_drawn(weight, ids, tl.zeros_like(own), inside, own)
-    return tl.where(token == NO_TOKEN, last_of_any(weight, ids), token)
+    return tl.where(token == NO_TOKEN, last_moving(weight, ids, tl.zeros_like(own)), token)
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def draw_gumbel(row, support, seed, position, listed, HAS_MASK: tl.constexpr, WI
     ROWS: tl.constexpr = CHUNK // WIDTH if CHUNK > WIDTH else 1
     best = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], NO_TOKEN, tl.int32)
-    per = tl.minimum(row.inverse, LARGEST).to(tl.float32)
+    per = row.inverse.to(tl.float32)
     for start in range(0, listed, ROWS):
         x, ids = load_listed(row, start, listed, HAS_MASK, ROWS, WIDTH)
         kept = is_kept(x, ids, support.cut_value, support.cut_id) & (x > float("-inf"))

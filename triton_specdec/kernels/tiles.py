@@ -117,7 +117,7 @@ def value_of(key):
 @triton.jit
 def rate(inverse):
     """1 / T in float32 and for base 2, so that exp2(scaled(x, maximum, rate)) is a weight."""
-    return tl.minimum(inverse * LOG2_E, LARGEST).to(tl.float32)
+    return (inverse * LOG2_E).to(tl.float32)
 
 
 @triton.jit
