@@ -152,6 +152,11 @@ def is_block_accepted(u, carry, residual_total):
     return u * (residual_total + 1 - carry) < residual_total
 
 
+def is_child(child, parent_of_child, node, token_of_child, token):
+    """Whether a node of a draft tree follows `node` with `token`; parents stand before their children."""
+    return (parent_of_child == node) & (child > node) & (token_of_child == token)
+
+
 def kept_length(cached, accepted):
     """KV entries that stay after a round: `cached`, the anchor, and the accepted drafts."""
     return cached + 1 + accepted

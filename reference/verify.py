@@ -29,6 +29,17 @@ class Verified(NamedTuple):
     status: NDArray[np.int32]  # [B]
 
 
+class VerifiedTree(NamedTuple):
+    """What one walk through a tree emits. See `triton_specdec.VerifyTreeResult`."""
+
+    tokens: NDArray[np.int64]  # [B, N], PAD_TOKEN after the last emitted token
+    nodes: NDArray[np.int32]  # [B, N - 1], PAD_TOKEN after the last accepted node
+    num_accepted: NDArray[np.int32]  # [B]
+    num_emitted: NDArray[np.int32]  # [B]
+    log_probs: NDArray[np.float64]  # [B, N], 0 after the last emitted token
+    status: NDArray[np.int32]  # [B]
+
+
 def usable_drafts(draft_tokens: NDArray, num_draft_tokens: NDArray, vocab_size: int) -> NDArray[np.int64]:
     """How many drafts a row really has: up to its number and to the first id outside [0, V). [B]"""
     step = np.arange(draft_tokens.shape[-1])
@@ -145,6 +156,40 @@ def verify_coupled(
     accepted = np.cumprod(same, -1).sum(-1)
     token = drawn[np.arange(batch), accepted]
     return _emit(draft_tokens, accepted, accepted, token, target, None, num_draft_tokens)
+
+
+def verify_tree(
+    tree_tokens: NDArray, parents: NDArray, target: Support, seeds: NDArray, positions: NDArray
+) -> VerifiedTree:
+    """Walk a tree of drafts along what plain Gumbel sampling of the target gives, until no child holds it.
+
+    Node 0 is the anchor. The token after a node of depth d is drawn with the noise of position + d; the walk goes on to
+    the first child with that token. tree_tokens, parents int64 [B, N]; target [B * N] rows; seeds, positions int64 [B].
+    """
+    batch, size = tree_tokens.shape
+    tokens = np.full((batch, size), rules.PAD_TOKEN, np.int64)
+    nodes = np.full((batch, max(size - 1, 0)), rules.PAD_TOKEN, np.int32)
+    log_probs = np.zeros((batch, size))
+    status = np.zeros(batch, np.int32)
+    emitted = np.zeros(batch, np.int32)
+    node = np.zeros(batch, np.int64)
+    live = np.arange(batch)
+    for depth in range(size):
+        row = live * size + node[live]
+        here = target.take(row)
+        drawn = gumbel_argmax(here, seeds[live], positions[live] + depth)
+        tokens[live, depth] = drawn
+        log_probs[live, depth] = here.log_prob(drawn[:, None])[:, 0]
+        status[live] |= here.status
+        emitted[live] += 1
+        child = rules.is_child(np.arange(size), parents[live], node[live, None], tree_tokens[live], drawn[:, None])
+        goes_on = child.any(-1)
+        live, child = live[goes_on], child[goes_on]
+        if not live.size:
+            break
+        node[live] = child.argmax(-1)
+        nodes[live, depth] = node[live]
+    return VerifiedTree(tokens, nodes, emitted - np.int32(1), emitted, log_probs, status)
 
 
 def _emit(

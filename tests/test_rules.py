@@ -132,3 +132,11 @@ def test_penalties():
     assert rules.repetition_penalty(-math.inf, 2.0, 0) == -math.inf
     assert rules.count_penalties(1.0, 3, 0.5, 0.25) == 1.0 - 1.5 - 0.25
     assert rules.count_penalties(1.0, 0, 0.5, 0.25) == 1.0
+
+
+def test_children_stand_behind_their_parents_and_hold_the_token():
+    parents, tokens = np.array([-1, 0, 0, 1, 3]), np.array([9, 5, 6, 5, 7])
+    assert rules.is_child(np.arange(5), parents, 0, tokens, 6).tolist() == [False, False, True, False, False]
+    assert rules.is_child(np.arange(5), parents, 3, tokens, 7).tolist() == [False] * 4 + [True]
+    # A node that names itself, or one behind it, as its parent is no child.
+    assert not rules.is_child(np.arange(3), np.array([-1, 1, 2]), 1, np.array([4, 4, 4]), 4).any()

@@ -7,7 +7,7 @@ from .params import SamplingParams, Status
 from .penalties import apply_penalties_
 from .sample import SampledLogits, sample, sample_logits
 from .stats import GenerateStats
-from .verify import VerifyResult, verify
+from .verify import VerifyResult, VerifyTreeResult, verify, verify_tree
 
 __version__ = "0.1.0"
 
@@ -21,6 +21,7 @@ __all__ = [
     "Status",
     "TokenSource",
     "VerifyResult",
+    "VerifyTreeResult",
     "apply_penalties_",
     "compact_kv_",
     "filter_logits",
@@ -29,4 +30,5 @@ __all__ = [
     "truncate_kv_",
     "truncate_paged_kv_",
     "verify",
+    "verify_tree",
 ]

@@ -15,7 +15,7 @@ from .reference import sample as reference_sample
 from .reference import verify as reference_verify
 from .reference.filter import ROW_FIELDS, Probabilities, Support
 from .sample import Drawing
-from .verify import VerifyResult
+from .verify import VerifyResult, VerifyTreeResult
 
 
 def filter_logits(
@@ -113,6 +113,20 @@ def verify(
     q = None if draft is None else _law(draft)
     out = reference_verify.verify(tokens, _law(target), q, count, rule=rule, accept_uniforms=accept, draw_uniforms=draw)
     return _verified(out, draft_tokens.device)
+
+
+def verify_tree(
+    tree_tokens: torch.Tensor,
+    parents: torch.Tensor,
+    target: FilteredLogits,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> VerifyTreeResult:
+    """See `triton_specdec.verify_tree`."""
+    keys = _array(seeds), _array(positions)
+    out = reference_verify.verify_tree(_array(tree_tokens), _array(parents), _support(target), *keys)
+    fields = out._replace(log_probs=out.log_probs.astype(np.float32))
+    return VerifyTreeResult(*(_tensor(field, tree_tokens.device) for field in fields))
 
 
 def truncate_kv_(lengths: torch.Tensor, keep: torch.Tensor, caches: list[torch.Tensor]) -> None:

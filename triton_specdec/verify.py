@@ -48,6 +48,7 @@ def verify(
     seeds: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
     uniforms: torch.Tensor | None = None,
+    backend: str | None = None,
 ) -> VerifyResult:
     """Verify drafted tokens: between 1 and K + 1 tokens a row, with exactly the target's law.
 
@@ -73,6 +74,8 @@ def verify(
         positions + accepted. Under "block" test i uses number i of the first position (see Notes).
     uniforms : float64 [B, K + 1] in [0, 1), optional
         Instead of seeds: K accept tests, then the draw. Not for rule "coupled".
+    backend : "reference" or "triton", optional
+        For given probabilities; by default what fits the device. Filtered logits bring their own.
 
     Returns
     -------
@@ -102,13 +105,17 @@ def verify(
     checks.tensor("draft_tokens", draft_tokens, checks.INT_DTYPES, (None, None))
     batch, num_drafts = draft_tokens.shape
     device = draft_tokens.device
-    backend, vocab = _law("target", target, batch, num_drafts + 1, device)
+    own, vocab = _law("target", target, batch, num_drafts + 1, device)
+    draft_own = None
     if draft is not None:
-        draft_backend, draft_vocab = _law("draft", draft, batch, num_drafts, device)
+        draft_own, draft_vocab = _law("draft", draft, batch, num_drafts, device)
         if draft_vocab > vocab:
             raise ValueError(f"draft has {draft_vocab} ids, more than the target's {vocab}")
-        if draft_backend != backend:
-            raise ValueError(f"target was filtered by backend {backend!r}, draft by {draft_backend!r}")
+    for name, given in (("target", own), ("draft", draft_own)):
+        wanted = backend or own or draft_own
+        if given is not None and given != wanted:
+            raise ValueError(f"{name} was filtered by backend {given!r}, but backend {wanted!r} is to verify")
+    chosen = own or draft_own or backends.resolve(backend, device)
     if num_draft_tokens is None:
         num_draft_tokens = torch.full((batch,), num_drafts, dtype=torch.int64, device=device)
     checks.tensor("num_draft_tokens", num_draft_tokens, checks.INT_DTYPES, (batch,))
@@ -129,12 +136,103 @@ def verify(
     if u is None:
         keys = (seed_rows(seeds, rows, device), position_rows("positions", positions, rows, device))
     args = (draft_tokens.long(), target, draft, num_draft_tokens.long(), rule, *keys, u)
-    out: VerifyResult = backends.layer(backend).verify(*args)
+    out: VerifyResult = backends.layer(chosen).verify(*args)
     return out
 
 
-def _law(name: str, law: object, batch: int, rows: int, device: torch.device) -> tuple[str, int]:
-    """Backend and vocabulary of a checked target or draft."""
+class VerifyTreeResult(NamedTuple):
+    """What one walk through a draft tree emits, for B requests with N nodes each.
+
+    Attributes
+    ----------
+    tokens : int64 [B, N]
+        The tokens of the accepted nodes, then the target's own next token, then -1.
+    nodes : int32 [B, N - 1]
+        The accepted nodes in order, without the anchor, then -1: what `compact_kv_` moves.
+    num_accepted : int32 [B]
+        0 .. N - 1.
+    num_emitted : int32 [B]
+        num_accepted + 1.
+    log_probs : float32 [B, N]
+        Log-probability of each emitted token under the (filtered) target; 0 behind them.
+    status : int32 [B]
+        Bits of `Status` of the nodes on the path; 0 where all is well.
+    """
+
+    tokens: torch.Tensor
+    nodes: torch.Tensor
+    num_accepted: torch.Tensor
+    num_emitted: torch.Tensor
+    log_probs: torch.Tensor
+    status: torch.Tensor
+
+
+def verify_tree(
+    tree_tokens: torch.Tensor,
+    parents: torch.Tensor,
+    target: FilteredLogits,
+    *,
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+) -> VerifyTreeResult:
+    """Verify a tree of deterministic drafts: the text is that of plain Gumbel sampling with the row's seed.
+
+    At each node the target's token is drawn with the noise of its depth, as under rule "coupled"; the walk goes on to
+    the child that holds this token (the first of equal ones), and stops where none does.
+
+    Parameters
+    ----------
+    tree_tokens : ints [B, N]
+        Node 0 is the anchor; its token is not looked at.
+    parents : ints [B, N]
+        Each node's parent, which stands before it; -1 for node 0 and for padding behind the tree.
+    target : FilteredLogits [B, N, V]
+        Row n: the distribution after node n.
+    seeds : int64 [B], optional
+        None: from torch's generator.
+    positions : ints [B], optional
+        Absolute position of the token after the anchor; 0 where not given.
+
+    Returns
+    -------
+    VerifyTreeResult
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong type, dtype, shape or device, and (CPU tensors) for a parent that does not stand before its child.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from triton_specdec import filter_logits
+    >>> logits = torch.tensor([[[0.0, 9, 0], [0, 0, 9], [9, 0, 0]]])
+    >>> tree = torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 0]])
+    >>> verify_tree(*tree, filter_logits(logits, temperature=0.0)).tokens.tolist()
+    [[1, 2, -1]]
+    """
+    checks.tensor("tree_tokens", tree_tokens, checks.INT_DTYPES, (None, None))
+    batch, size = tree_tokens.shape
+    device = tree_tokens.device
+    if size < 1:
+        raise ValueError("tree_tokens must have at least the anchor, got shape " + str(list(tree_tokens.shape)))
+    checks.tensor("parents", parents, checks.INT_DTYPES, (batch, size))
+    checks.same_device("parents", parents, "tree_tokens", device)
+    if not isinstance(target, FilteredLogits):
+        raise TypeError(f"target must be FilteredLogits (see filter_logits), got {type(target).__name__}")
+    backend, _ = _law("target", target, batch, size, device)
+    assert backend is not None
+    if device.type == "cpu" and ((parents < -1) | (parents >= torch.arange(size).clamp(min=0))).any():
+        raise ValueError("parents must be -1 or stand before their children")
+    rows = torch.Size([batch])
+    keys = seed_rows(seeds, rows, device), position_rows("positions", positions, rows, device)
+    layer = backends.layer(backend)
+    out: VerifyTreeResult = layer.verify_tree(tree_tokens.long(), parents.long(), target, *keys)
+    return out
+
+
+def _law(name: str, law: object, batch: int, rows: int, device: torch.device) -> tuple[str | None, int]:
+    """Backend (None for probabilities) and vocabulary of a checked target or draft."""
     tensor = law.logits if isinstance(law, FilteredLogits) else law
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be FilteredLogits or a tensor of probabilities, got {type(law).__name__}")
@@ -143,5 +241,4 @@ def _law(name: str, law: object, batch: int, rows: int, device: torch.device) ->
     if tensor.shape[-1] < 1:
         raise ValueError(f"{name} must have at least one id, got shape {list(tensor.shape)}")
     checks.same_device(name, tensor, "draft_tokens", device)
-    backend = law.backend if isinstance(law, FilteredLogits) else backends.resolve(None, device)
-    return backend, tensor.shape[-1]
+    return law.backend if isinstance(law, FilteredLogits) else None, tensor.shape[-1]

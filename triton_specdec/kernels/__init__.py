@@ -13,6 +13,7 @@ import triton
 from .filter import filter_logits, filter_sample, stack_source
 from .probs import keep_mask, log_prob, probs
 from .sample import sample
+from .tree import verify_tree
 from .verify import verify
 
 
@@ -55,4 +56,5 @@ __all__ = [
     "truncate_kv_",
     "truncate_paged_kv_",
     "verify",
+    "verify_tree",
 ]

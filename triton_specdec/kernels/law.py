@@ -13,7 +13,8 @@ import triton.language as tl
 
 from ..filter import FilteredLogits
 from .rules import STATUS_EMPTY, STATUS_INF, STATUS_NAN, STATUS_NEGATIVE, is_kept, scaled
-from .tiles import SLICE, Records, aligned_rows, finite, is_aligned, load_raw, rate, row_start, row_strides, tiling
+from .sample import Support
+from .tiles import SLICE, Records, Row, aligned_rows, finite, is_aligned, load_raw, rate, row_start, row_strides, tiling
 
 # Set in the status of a row of probabilities that has any mass; without it the row is empty.
 HAS_MASS = tl.constexpr(1 << 30)
@@ -52,6 +53,39 @@ class Form(NamedTuple):
 @triton.jit
 def _start(law, at, zero, ALIGNED: tl.constexpr):
     return row_start(law.data, at, law.inner, law.stride_outer, law.stride_inner, zero, ALIGNED)
+
+
+@triton.jit
+def row_of(law, at, list_ptr, zero, ALIGNED: tl.constexpr):
+    """Row `at` of a law of logits, for a draw."""
+    return Row(
+        _start(law, at, zero, ALIGNED),
+        law.mask + at * law.words + zero,
+        list_ptr,
+        list_ptr,
+        law.tile_max + at * law.num_tiles,
+        law.tile_sum + at * law.num_tiles,
+        tl.load(law.maximum + at),
+        tl.load(law.inverse + at),
+        law.num_tiles,
+        law.vocab_size,
+    )
+
+
+@triton.jit
+def support_of(law, at):
+    """The support of row `at` of a law of logits."""
+    mass = tl.exp(tl.load(law.log_normalizer + at))
+    return Support(tl.load(law.cut_value + at), tl.load(law.cut_id + at), mass)
+
+
+@triton.jit
+def any_bits(bits):
+    """The bits that any of a block has; a status has six."""
+    out = tl.full([], 0, tl.int32)
+    for i in tl.static_range(6):
+        out = out | tl.max(bits & (1 << i), 0)
+    return out
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from ..filter import FilteredLogits
 from ..sample import Drawing
 from ..verify import VerifyResult
 from . import rng
-from .law import Form, law_of, needed_tiles, row_probs, row_status, token_probs
+from .law import Form, any_bits, law_of, needed_tiles, row_of, row_probs, row_status, support_of, token_probs
 from .rules import (
     PAD_TOKEN,
     STATUS_DRAFT_ID,
@@ -32,8 +32,8 @@ from .rules import (
     is_usable_draft,
     residual,
 )
-from .sample import Support, draw_by_uniform, pick_in_tile, pick_tile, sample
-from .tiles import Row, row_start, tiling
+from .sample import draw_by_uniform, pick_in_tile, pick_tile, sample
+from .tiles import tiling
 
 # Drafts that a program looks at together, and ids that one program of the residual reads.
 STEPS = tl.constexpr(16)
@@ -307,21 +307,8 @@ def draw_from_target(
 ):
     """A token from all of p in row `at`."""
     if P == "logits":
-        row = Row(
-            row_start(target.data, at, target.inner, target.stride_outer, target.stride_inner, zero, P_ALIGNED),
-            target.mask + at * target.words + zero,
-            list_ptr,
-            list_ptr,
-            target.tile_max + at * target.num_tiles,
-            target.tile_sum + at * target.num_tiles,
-            tl.load(target.maximum + at),
-            tl.load(target.inverse + at),
-            target.num_tiles,
-            target.vocab_size,
-        )
-        mass = tl.exp(tl.load(target.log_normalizer + at))
-        support = Support(tl.load(target.cut_value + at), tl.load(target.cut_id + at), mass)
-        token = draw_by_uniform(row, support, u, P_MASK, WIDTH, PADDED)
+        row = row_of(target, at, list_ptr, zero, P_ALIGNED)
+        token = draw_by_uniform(row, support_of(target, at), u, P_MASK, WIDTH, PADDED)
     else:
         tile = tl.arange(0, PADDED)
         here = tile < target.num_tiles
@@ -331,15 +318,6 @@ def draw_from_target(
         p = row_probs(target, at, ids, ids >= 0, zero, P, P_MASK, P_ALIGNED)
         token = pick_in_tile(p.to(tl.float64), ids, inside)
     return token
-
-
-@triton.jit
-def any_bits(bits):
-    """The bits that any of a block has."""
-    out = tl.full([], 0, tl.int32)
-    for i in tl.static_range(6):
-        out = out | tl.max(bits & (1 << i), 0)
-    return out
 
 
 @triton.jit
