@@ -23,7 +23,7 @@ def u(*values):
     return torch.tensor([values], dtype=torch.float64)
 
 
-def one_round(p, q, rule="rejection", draw=None):
+def one_round(p, q, rule="rejection", call=verify):
     """run(draft[n], uniforms[n, 2]) of a round with one draft; p and q [V], q None for a one-hot draft."""
 
     def run(draft, uniforms):
@@ -32,7 +32,7 @@ def one_round(p, q, rule="rejection", draw=None):
         target[:, :] = torch.from_numpy(np.asarray(p, np.float32))
         law = None if q is None else torch.from_numpy(np.asarray(q, np.float32)).expand(n, 1, -1)
         v = torch.from_numpy(uniforms).clone()
-        r = verify(torch.from_numpy(draft)[:, None], target, law, rule=rule, uniforms=v)
+        r = call(torch.from_numpy(draft)[:, None], target, law, rule=rule, uniforms=v)
         return r.tokens[:, 0].numpy(), r.num_accepted.numpy() == 1
 
     return run
@@ -114,7 +114,7 @@ def test_exact_law_from_logits_with_filters_on_both_sides(rule):
     assert total_variation(round_law(run, q / q.sum()).tokens, p / p.sum()) < 1e-6
 
 
-def chain_law(rule, first, second, q1, q2, bonus):
+def chain_law(rule, first, second, q1, q2, bonus, call=verify, bits=53):
     """Exact law of the first two tokens of a round with K = 2, by enumeration of all draft sequences.
 
     first [V]; second [V, V] given the first token; q1 [V], q2 [V, V] alike; bonus [V] after two.
@@ -133,7 +133,7 @@ def chain_law(rule, first, second, q1, q2, bonus):
             n = len(uniforms)
             given = torch.tensor([[a, b]]).expand(n, -1)
             v = torch.from_numpy(uniforms).clone()
-            return verify(given, target.expand(n, -1, -1), draft.expand(n, -1, -1), rule=rule, uniforms=v)
+            return call(given, target.expand(n, -1, -1), draft.expand(n, -1, -1), rule=rule, uniforms=v)
 
         def outcome(uniforms, run=run):
             return run(uniforms).num_accepted.numpy()
@@ -142,12 +142,12 @@ def chain_law(rule, first, second, q1, q2, bonus):
             r = run(uniforms)
             return r.tokens[torch.arange(len(r.tokens)), r.num_accepted.long()].numpy()
 
-        outer = find_steps(outcome, m=3, column=0, fixed=(0, 0.999999, 0), probes=33)
+        outer = find_steps(outcome, m=3, column=0, fixed=(0, 0.999999, 0), bits=bits, probes=33)
         widths = np.diff(np.append(outer.starts, 1.0))
         for start, width in zip(outer.starts, widths, strict=True):
-            inner = find_steps(outcome, m=3, column=1, fixed=(start, 0, 0), probes=33)
+            inner = find_steps(outcome, m=3, column=1, fixed=(start, 0, 0), bits=bits, probes=33)
             for low, span, count in zip(inner.starts, np.diff(np.append(inner.starts, 1.0)), inner.tokens, strict=True):
-                last = find_steps(token, m=3, column=2, fixed=(start, low, 0)).law(vocab)
+                last = find_steps(token, m=3, column=2, fixed=(start, low, 0), bits=bits).law(vocab)
                 share = weight * width * span
                 accepted += share * count
                 if count == 0:

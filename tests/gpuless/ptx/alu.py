@@ -18,7 +18,14 @@ _DIRECTED_ROUNDINGS = {"rz", "rm", "rp"}
 
 def _elementwise(binder: Binder, function: Callable[..., Array], type_name: str) -> Step:
     """An operation on integers, floats, or packed floats."""
-    if {"sat", "relu"} & set(binder.instruction.modifiers):
+    modifiers = set(binder.instruction.modifiers)
+    if "relu" in modifiers and type_name == "s32":
+        unclamped = function
+
+        def function(*values: Array) -> Array:
+            return np.maximum(unclamped(*values), 0)
+
+    elif {"sat", "relu"} & modifiers:
         fail("UNSUPPORTED", "a clamped result", binder.instruction)
     if is_float(type_name) and _DIRECTED_ROUNDINGS & set(binder.instruction.modifiers):
         return lambda: fail("UNSUPPORTED", "a directed rounding", binder.instruction)
