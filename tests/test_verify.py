@@ -3,6 +3,7 @@
 Uniforms go in as arguments, so a law is measured to the last bit and not by chance (see exact_law).
 """
 
+import inspect
 import itertools
 
 import numpy as np
@@ -175,6 +176,105 @@ def test_expected_accepted_ten_and_eleven_ninths():
     _, by_block = chain_law("block", p, two[0], q, two[1], p)
     assert by_token == pytest.approx(10 / 9, abs=1e-5)
     assert by_block == pytest.approx(11 / 9, abs=1e-5)
+
+
+def expected_accepted(p, q, by_block):
+    """Exact mean of the accepted drafts of a round, K = len(q), over all draft sequences and all uniforms.
+
+    p[i], q[i] [V]: the laws at step i (of a model without context). Given the drafts the tests are independent.
+    """
+    count, vocab = q.shape
+    mean = 0.0
+    for drafts in itertools.product(range(vocab), repeat=count):
+        weight = np.prod([q[i, d] for i, d in enumerate(drafts)])
+        carry, passes = 1.0, []
+        for i, d in enumerate(drafts):
+            if not by_block:
+                passes.append(min(p[i, d] / q[i, d], 1.0))
+                continue
+            carry = rules.block_carry(carry, p[i, d], q[i, d])
+            if i + 1 < count:
+                left = rules.residual(carry * p[i + 1], q[i + 1]).sum()
+                bound = left + 1 - carry
+                passes.append(left / bound if bound > 0 else 1.0)
+                # The rule agrees with this threshold on both sides of it.
+                assert rules.is_block_accepted(passes[-1] * (1 - 1e-9), carry, left) or left == 0
+                assert not rules.is_block_accepted(passes[-1] * (1 + 1e-9) + 1e-12, carry, left)
+            else:
+                passes.append(carry)
+        if by_block:
+            # The last test that passes decides.
+            none_behind = np.append(np.cumprod(1 - np.array(passes[::-1]))[::-1][1:], 1.0)
+            mean += weight * sum(
+                (i + 1) * h * rest for i, (h, rest) in enumerate(zip(passes, none_behind, strict=True))
+            )
+        else:
+            mean += weight * np.cumprod(passes).sum()
+    return mean
+
+
+def test_the_block_rule_never_accepts_fewer_in_expectation():
+    random = np.random.default_rng(7)
+    gains = []
+    for i in range(100):
+        count, vocab = 2 + i % 2, 2 + i % 3
+        p, q = random.dirichlet(np.full(vocab, 0.8), count + 1), random.dirichlet(np.full(vocab, 0.8), count)
+        gains.append(expected_accepted(p, q, True) - expected_accepted(p, q, False))
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.05
+
+
+def by_plain_pytorch(drafts, p, q):
+    """The rule as one writes it in PyTorch, batched: p [B, K + 1, V], q [B, K, V] -> tokens [B, K + 1]."""
+    batch, count = drafts.shape
+    of_draft = drafts[..., None]
+    ratio = p[:, :-1].gather(-1, of_draft)[..., 0] / q.gather(-1, of_draft)[..., 0]
+    accepted = (torch.rand(batch, count, dtype=p.dtype) < ratio).int().cumprod(1).sum(1)
+    none = torch.zeros_like(p[:, :1])
+    left = (p - torch.cat([q, none], 1)).clamp(min=0)[torch.arange(batch), accepted]
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, p[torch.arange(batch), accepted])
+    out = torch.cat([drafts, torch.zeros(batch, 1, dtype=drafts.dtype)], 1)
+    out[torch.arange(batch), accepted] = torch.multinomial(left, 1)[:, 0]
+    return torch.where(torch.arange(count + 1) <= accepted[:, None], out, -1)
+
+
+def by_hugging_face(drafts, p, q):
+    """One request at a time, as Transformers' assisted generation does it."""
+    utils = pytest.importorskip("transformers.generation.utils", reason="Transformers is not installed")
+    # Older versions ask whether the candidate has ended.
+    known = inspect.signature(utils._speculative_sampling).parameters
+    options = {"is_done_candidate": False} if "is_done_candidate" in known else {}
+    out = torch.full((len(drafts), drafts.shape[1] + 1), -1)
+    for i, row in enumerate(drafts):
+        ids = torch.cat([torch.zeros(1, dtype=torch.int64), row])[None]
+        laws = q[i : i + 1].log().float(), len(row), p[i : i + 1].log().float()
+        tokens, _ = utils._speculative_sampling(ids, *laws, **options)
+        out[i, : tokens.shape[1]] = tokens[0]
+    return out
+
+
+@pytest.mark.parametrize(("peer", "count"), [(by_plain_pytorch, 40_000), (by_hugging_face, 8_000)])
+def test_side_by_side_with_peers_on_the_law(peer, count):
+    """The first two tokens of a round: all follow the target; ours to the last bit (see above), peers by chi-square."""
+    torch.manual_seed(11)
+    random = np.random.default_rng(11)
+    first, second = random.dirichlet(np.ones(3), 3), random.dirichlet(np.ones(3), 2)
+    p, q = torch.from_numpy(first).expand(count, -1, -1), torch.from_numpy(second).expand(count, -1, -1)
+    drafts = torch.stack([torch.multinomial(q[:, i], 1)[:, 0] for i in range(2)], 1)
+    seeds = torch.arange(count)
+    ours = verify(drafts, p, q, seeds=seeds).tokens
+    theirs = peer(drafts, p, q)
+    law = np.outer(first[0], first[1])
+    for tokens in (ours, theirs):
+        assert stats.chisquare(np.bincount(tokens[:, 0], minlength=3), count * first[0]).pvalue > 1e-4
+        long = tokens[tokens[:, 1] >= 0]
+        # Given that the first was accepted the second follows the target, whatever the first.
+        share = np.bincount(long[:, 1], minlength=3) / len(long)
+        assert share == pytest.approx(law.sum(0), abs=5 / np.sqrt(len(long)))
+    assert (ours[:, 1] >= 0).float().mean().item() == pytest.approx((theirs[:, 1] >= 0).float().mean().item(), abs=0.03)
+    # The control: a residual that is all of p.
+    wrong = torch.where(ours[:, 1] >= 0, ours[:, 0], torch.multinomial(p[:, 0], 1)[:, 0])
+    assert stats.chisquare(np.bincount(wrong, minlength=3), count * first[0]).pvalue < 1e-4
 
 
 def test_block_law_over_rounds_by_chi_square():
