@@ -406,7 +406,7 @@ def test_bytes_and_launches_from_raw_logits(rule):
     assert read[3] <= 0.02 * count * row
     assert launches[2].counts.traffic["draft[0]"].load_bytes <= 1.01 * count * rejecting * row
     written = sum(t.store_bytes for x in launches for t in x.counts.traffic.values())
-    assert written <= 0.04 * batch.p.nbytes
+    assert written <= 0.045 * batch.p.nbytes
 
 
 @needs_compiler
