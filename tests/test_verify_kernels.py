@@ -147,6 +147,24 @@ def test_given_probabilities(mode, rule, dtype):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_drafts_that_one_of_the_two_laws_does_not_hold(mode, rule):
+    """q = 0 accepts what the target holds, p = 0 rejects whatever the uniform; both 0 rejects."""
+    p = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]).repeat(3, 1, 1)
+    q = torch.tensor([0.0, 0.5, 0.0, 0.5]).repeat(3, 1, 1)
+    u = torch.tensor([[1 - 2.0**-53, 0.6], [0.0, 0.6], [0.0, 0.6]], dtype=torch.float64)
+    drafts = torch.tensor([[0], [3], [2]])
+    with machine(mode) as m:
+        laws = [filter_logits(m.put(x.log()), backend="triton") for x in (p, q)]
+        for target, draft in (laws, (m.put(p), m.put(q))):
+            r = on_triton(m.put(drafts), target, draft, rule=rule, uniforms=m.put(u))
+            # The residual is all on token 0, since q takes all of token 1.
+            assert r.tokens.tolist() == [[0, 2], [0, -1], [0, -1]]
+            assert r.num_accepted.tolist() == [1, 0, 0]
+            assert torch.isfinite(r.log_probs).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rule", RULES)
 def test_what_lies_behind_is_not_looked_at(mode, rule):
     batch = Batch(18, 5, 300, seed=4)
