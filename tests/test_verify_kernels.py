@@ -42,6 +42,14 @@ class Batch:
         self.q = (near + torch.randn(count, drafts, own, generator=g)).to(dtype)
         # Equal laws, rows that leave nothing, ties.
         self.q[0], self.p[1] = near[0].to(dtype), self.p[1].round()
+        if count > 10 and drafts:
+            # Hostile rows, and a row without anything finite.
+            self.p[7, 0, 3], self.p[8, 1, 5], self.q[9, 0, 2], self.p[10, 0] = (
+                torch.nan,
+                torch.inf,
+                torch.nan,
+                -torch.inf,
+            )
         each = filters(count, seed)
         self.p_options = {**each, "min_p": torch.zeros(count, dtype=torch.float64)}
         self.q_options = {"temperature": each["temperature"], "top_k": each["top_k"].clamp(max=3 * own // 4)}
@@ -144,6 +152,25 @@ def test_given_probabilities(mode, rule, dtype):
             ours = on_triton(m.put(batch.tokens), m.put(p), on, num_draft_tokens=number, rule=rule, uniforms=u)
         near = [call(batch.tokens, p, draft, uniforms=(batch.u + by).clamp(0, 1 - 1e-9)) for by in (-1e-6, 1e-6)]
         assert_same(ours, call(batch.tokens, p, draft, uniforms=batch.u), near)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_logits_beside_given_probabilities(mode):
+    batch = Batch(10, 4, 200, 150, seed=12)
+    p, q = batch.laws()
+    with machine(mode) as m:
+        on_p, on_q = batch.laws(m, backend="triton")
+        tokens, u = m.put(batch.tokens), m.put(batch.u)
+        given_q = verify(tokens, on_p, on_q.probs(), uniforms=u)
+        given_p = verify(tokens, on_p.probs(), on_q, uniforms=u)
+    assert_same(given_q, verify(batch.tokens, p, q.probs(), uniforms=batch.u))
+    assert_same(given_p, verify(batch.tokens, p.probs(), q, uniforms=batch.u))
+
+
+def test_a_backend_that_is_not_the_laws_own_is_refused():
+    f = filter_logits(torch.zeros(1, 2, 4))
+    with pytest.raises(ValueError, match="target was filtered by backend 'reference'"):
+        verify(torch.zeros(1, 1, dtype=torch.int64), f, backend="triton")
 
 
 @pytest.mark.parametrize("mode", MODES)
