@@ -115,11 +115,12 @@ def test_exact_law_from_logits_with_filters_on_both_sides(rule):
     assert total_variation(round_law(run, q / q.sum()).tokens, p / p.sum()) < 1e-6
 
 
-def chain_law(rule, first, second, q1, q2, bonus, call=verify, bits=53):
+def chain_law(rule, first, second, q1, q2, bonus, call=verify, bits=53, draws=True):
     """Exact law of the first two tokens of a round with K = 2, by enumeration of all draft sequences.
 
     first [V]; second [V, V] given the first token; q1 [V], q2 [V, V] alike; bonus [V] after two.
-    The uniforms' steps are found by bisection inside each cell of the accept tests' outcomes.
+    The uniforms' steps are found by bisection inside each cell of the accept tests' outcomes. Without `draws` only the
+    expected number of accepted tokens is right.
     """
     vocab = len(first)
     law, accepted = np.zeros((vocab, vocab)), 0.0
@@ -148,9 +149,11 @@ def chain_law(rule, first, second, q1, q2, bonus, call=verify, bits=53):
         for start, width in zip(outer.starts, widths, strict=True):
             inner = find_steps(outcome, m=3, column=1, fixed=(start, 0, 0), bits=bits, probes=33)
             for low, span, count in zip(inner.starts, np.diff(np.append(inner.starts, 1.0)), inner.tokens, strict=True):
-                last = find_steps(token, m=3, column=2, fixed=(start, low, 0), bits=bits).law(vocab)
                 share = weight * width * span
                 accepted += share * count
+                last = np.zeros(vocab)
+                if draws and count < 2:
+                    last = find_steps(token, m=3, column=2, fixed=(start, low, 0), bits=bits).law(vocab)
                 if count == 0:
                     law += share * last[:, None] * second  # the next round draws from the target
                 elif count == 1:
