@@ -39,6 +39,7 @@ from .tiles import (
     Row,
     aligned_rows,
     finite,
+    flat_mask,
     is_aligned,
     load_ids,
     load_masses,
@@ -307,7 +308,7 @@ def resolve(
     logits = aligned_rows(logits)
     shape, full, device = logits.shape[:-1], logits.shape[-1], logits.device
     rows, cut = shape.numel(), tiling(full)
-    mask = None if token_mask is None else token_mask.reshape(rows, -1).contiguous()
+    mask = flat_mask(token_mask, rows)
     fields = Fields.empty(shape, device)
     tokens = fields.argmax if drawing is None else torch.empty(shape, dtype=torch.int64, device=device)
     method, noise = Noise.of(drawing, fields.argmax, fields.log_normalizer)

@@ -14,7 +14,20 @@ import triton.language as tl
 from ..filter import FilteredLogits
 from .rules import STATUS_EMPTY, STATUS_INF, STATUS_NAN, STATUS_NEGATIVE, is_kept, scaled
 from .sample import Support
-from .tiles import SLICE, Records, Row, aligned_rows, finite, is_aligned, load_raw, rate, row_start, row_strides, tiling
+from .tiles import (
+    SLICE,
+    Records,
+    Row,
+    aligned_rows,
+    finite,
+    flat_mask,
+    is_aligned,
+    load_raw,
+    rate,
+    row_start,
+    row_strides,
+    tiling,
+)
 
 # Set in the status of a row of probabilities that has any mass; without it the row is empty.
 HAS_MASS = tl.constexpr(1 << 30)
@@ -196,7 +209,7 @@ def _law_of_logits(f: FilteredLogits) -> tuple[Law, Form]:
     if not isinstance(f.source, Records):
         raise ValueError("filtered logits have lost their tile records: pass what filter_logits or stack returned")
     rows, full = f.shape.numel(), f.logits.shape[-1]
-    mask = None if f.token_mask is None else f.token_mask.reshape(rows, -1).contiguous()
+    mask = flat_mask(f.token_mask, rows)
     law = Law(
         f.logits,
         f.cut_id if mask is None else mask,

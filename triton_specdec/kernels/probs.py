@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..filter import FilteredLogits
 from .rules import is_kept, scaled
-from .tiles import finite, is_aligned, load_raw, row_start, row_strides
+from .tiles import finite, flat_mask, is_aligned, load_raw, row_start, row_strides
 
 BLOCK = 1024
 
@@ -99,7 +99,7 @@ def _dense(f: FilteredLogits, dtype: torch.dtype) -> torch.Tensor:
     rows, full = f.shape.numel(), f.logits.shape[-1]
     out = torch.empty(f.logits.shape, dtype=dtype, device=f.logits.device)
     if rows:
-        mask = None if f.token_mask is None else f.token_mask.reshape(rows, -1).contiguous()
+        mask = flat_mask(f.token_mask, rows)
         _dense_kernel[(rows, triton.cdiv(full, BLOCK))](
             f.logits,
             f.argmax if mask is None else mask,
@@ -134,7 +134,7 @@ def log_prob(f: FilteredLogits, tokens: torch.Tensor) -> torch.Tensor:
     rows, full = f.shape.numel(), f.logits.shape[-1]
     out = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
     if tokens.numel():
-        mask = None if f.token_mask is None else f.token_mask.reshape(rows, -1).contiguous()
+        mask = flat_mask(f.token_mask, rows)
         each = tokens.numel() // rows
         block = min(BLOCK, triton.next_power_of_2(each))
         _log_prob_kernel[(rows, triton.cdiv(each, block))](

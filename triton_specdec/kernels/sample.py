@@ -15,6 +15,7 @@ import triton.language as tl
 from ..filter import FilteredLogits
 from ..sample import Drawing
 from . import rng
+from .probs import described
 from .rules import is_drawn, is_kept, scaled
 from .tiles import (
     CHUNK,
@@ -23,6 +24,7 @@ from .tiles import (
     Row,
     exact_weights,
     fast_weights,
+    flat_mask,
     is_aligned,
     key_of,
     list_tiles,
@@ -167,6 +169,16 @@ def draw_gumbel(row, support, seed, position, listed, HAS_MASK: tl.constexpr, WI
 
 
 @triton.jit
+def draw_by_gumbel(row, support, seed, position, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """The Gumbel draw of a row, whatever its support; `row.inverse` is 0 where it is one-hot."""
+    token = tl.maximum(support.cut_id, 0)
+    if row.inverse > 0:
+        listed = list_tiles(row, tl.minimum(key_of(support.cut_value), END - 1), PADDED)
+        token = draw_gumbel(row, support, seed, position, listed, HAS_MASK, WIDTH)
+    return token
+
+
+@triton.jit
 def draw(
     row,
     at,
@@ -179,12 +191,9 @@ def draw(
 ):
     """One token of row number `at`, int64."""
     if METHOD == "gumbel":
-        token = tl.maximum(support.cut_id, 0)
-        if row.inverse > 0:
-            listed = list_tiles(row, tl.minimum(key_of(support.cut_value), END - 1), PADDED)
-            seed = tl.load(noise.seeds + at)
-            position = tl.load(noise.positions + at)
-            token = draw_gumbel(row, support, seed, position, listed, HAS_MASK, WIDTH)
+        seed = tl.load(noise.seeds + at)
+        position = tl.load(noise.positions + at)
+        token = draw_by_gumbel(row, support, seed, position, HAS_MASK, WIDTH, PADDED)
     else:
         if METHOD == "uniforms":
             u = tl.load(noise.uniforms + at)
@@ -243,14 +252,13 @@ def sample(f: FilteredLogits, drawing: Drawing) -> torch.Tensor:
     tokens = torch.empty(f.shape, dtype=torch.int64, device=device)
     if rows:
         cut = tiling(full)
-        mask = None if f.token_mask is None else f.token_mask.reshape(rows, -1).contiguous()
+        mask = flat_mask(f.token_mask, rows)
         method, noise = Noise.of(drawing, tokens, f.log_normalizer)
-        described = (f.maximum, f.inverse_temperature, f.cut_value, f.cut_id, f.log_normalizer)
         _sample_kernel[(rows,)](
             f.logits,
             tokens if mask is None else mask,
             f.source,
-            tuple(field.contiguous() for field in described),
+            described(f),
             noise,
             tokens,
             torch.empty(rows, cut.tiles, dtype=torch.int32, device=device),

@@ -86,6 +86,11 @@ def aligned_rows(logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+def flat_mask(token_mask: torch.Tensor | None, rows: int) -> torch.Tensor | None:
+    """A token mask as [rows, words] without gaps."""
+    return None if token_mask is None else token_mask.reshape(rows, -1).contiguous()
+
+
 def is_aligned(vocab_size: int) -> bool:
     """Whether the rows of a vocabulary are read 16 bytes at a time."""
     return vocab_size % 16 == 0

@@ -13,8 +13,8 @@ from ..filter import FilteredLogits
 from ..verify import VerifyTreeResult
 from .law import any_bits, law_of, row_of, row_status, support_of, token_probs
 from .rules import PAD_TOKEN, is_child
-from .sample import draw_gumbel
-from .tiles import END, key_of, list_tiles, tiling
+from .sample import draw_by_gumbel
+from .tiles import tiling
 
 
 @triton.jit
@@ -55,11 +55,7 @@ def _tree_kernel(
     while node < size:
         at = b * size + node
         row = row_of(target, at, list_ptr + b * target.num_tiles, zero, ALIGNED)
-        support = support_of(target, at)
-        drawn = tl.maximum(support.cut_id, 0)
-        if row.inverse > 0:
-            listed = list_tiles(row, tl.minimum(key_of(support.cut_value), END - 1), PADDED)
-            drawn = draw_gumbel(row, support, seed, position + depth, listed, HAS_MASK, WIDTH)
+        drawn = draw_by_gumbel(row, support_of(target, at), seed, position + depth, HAS_MASK, WIDTH, PADDED)
         here = at + tl.zeros([1], tl.int64)
         token = drawn + tl.zeros([1], tl.int64)
         _, log_p = token_probs(target, here, token, here >= 0, zero, "logits", HAS_MASK, ALIGNED)

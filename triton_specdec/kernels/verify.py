@@ -192,7 +192,7 @@ def _residual_kernel(
             carry = carry_of(p, q, first, step, carry)
     else:
         step = first_rejection(
-            target, draft, round, b, usable, zero, RULE, METHOD, P, P_MASK, P_ALIGNED, Q, Q_MASK, Q_ALIGNED
+            target, draft, round, b, usable, zero, METHOD, P, P_MASK, P_ALIGNED, Q, Q_MASK, Q_ALIGNED
         )
     if step < usable:
         tile = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -227,7 +227,6 @@ def first_rejection(
     b,
     usable,
     zero,
-    RULE: tl.constexpr,
     METHOD: tl.constexpr,
     P: tl.constexpr,
     P_MASK: tl.constexpr,
@@ -242,7 +241,7 @@ def first_rejection(
     while first < stop:
         steps = first + tl.arange(0, STEPS).to(tl.int64)
         p, q = gathered(target, draft, round, b, steps, usable, zero, P, P_MASK, P_ALIGNED, Q, Q_MASK, Q_ALIGNED)
-        accepted = is_accepted(test_uniforms(round, b, steps, RULE, METHOD), q, p)
+        accepted = is_accepted(test_uniforms(round, b, steps, "rejection", METHOD), q, p)
         stop = tl.minimum(stop, tl.min(tl.where(accepted, usable, steps.to(tl.int32)), 0))
         first += STEPS
     return stop
@@ -380,7 +379,7 @@ def _emit_kernel(
             place = b * round.num_drafts + accepted
         else:
             accepted = first_rejection(
-                target, draft, round, b, usable, zero, RULE, METHOD, P, P_MASK, P_ALIGNED, Q, Q_MASK, Q_ALIGNED
+                target, draft, round, b, usable, zero, METHOD, P, P_MASK, P_ALIGNED, Q, Q_MASK, Q_ALIGNED
             )
             looked = accepted
             place = b
