@@ -13,7 +13,8 @@ from . import checks
 from .draft import Draft, ModelDraft, PromptLookupDraft, Proposal
 from .filter import filter_rows
 from .kv import truncate_kv_
-from .models.protocol import KVCache, Model, model_logits
+from .models.protocol import KVCache, Model, model_logits, valid_ids
+from .models.vocabulary import check_same_ids
 from .params import SamplingParams
 from .reference import rules
 from .request import Prompts, Request, check_request
@@ -24,6 +25,7 @@ from .verify import RULES, VerifyResult, verify
 
 OnToken = Callable[[int, int, bool], None]
 
+_WRAP = " (models.from_transformers makes one of a Transformers model)"
 _INIT_NAMES = dict.fromkeys(
     ("num_assistant_tokens", "gamma", "K", "k", "num_draft_tokens", "lookahead"), "num_speculative_tokens"
 ) | dict.fromkeys(("assistant_model", "draft_model"), "draft")
@@ -104,7 +106,7 @@ class SpecDecoder:
         checks.unknown_option("SpecDecoder", unknown, _INIT_NAMES)
         checks.choice("rule", rule, RULES)
         if not isinstance(target, Model):
-            raise TypeError(f"target must be a Model (see triton_specdec.models), got {type(target).__name__}")
+            raise TypeError(f"target must be a Model{_WRAP}, got {type(target).__name__}")
         self.target = target
         self.num_speculative_tokens = checks.integer("num_speculative_tokens", num_speculative_tokens, 1)
         self.rule = rule
@@ -118,16 +120,13 @@ class SpecDecoder:
             return draft
         if not isinstance(draft, Model):
             raise TypeError(
-                "draft must be a Model, 'prompt_lookup', an object with propose(state, num_tokens), or None; "
+                f"draft must be a Model{_WRAP}, 'prompt_lookup', an object with propose(state, num_tokens), or None; "
                 f"got {type(draft).__name__}"
             )
-        if draft.vocab_size > self.target.vocab_size:
-            raise ValueError(
-                f"the draft's vocabulary ({draft.vocab_size}) exceeds the target's ({self.target.vocab_size})"
-            )
+        check_same_ids(self.target, draft)
         if draft.device != self.target.device:
             raise ValueError(f"the draft is on {draft.device}, but the target is on {self.target.device}")
-        return ModelDraft(draft)
+        return ModelDraft(draft, self.target.vocab_size)
 
     def generate(
         self,
@@ -153,7 +152,8 @@ class SpecDecoder:
         attention_mask : [B, T], optional
         max_new_tokens : int, >= 1
         eos_token_id, stop_token_ids : ids that end a row
-            The stop token itself is the row's last token.
+            The stop token itself is the row's last token. eos_token_id is the target's own where it has one (a
+            Transformers model: its generation config's) and none is given; () means none.
         pad_token_id : int, optional
             Fills `sequences` behind a row's end; -1 where not given.
         on_token : callable (row, token, accepted), optional
@@ -188,7 +188,7 @@ class SpecDecoder:
             SamplingParams() if sampling is None else sampling,
             attention_mask,
             max_new_tokens,
-            eos_token_id,
+            getattr(self.target, "eos_token_id", None) if eos_token_id is None else eos_token_id,
             stop_token_ids,
             pad_token_id,
             self.target.vocab_size,
@@ -240,7 +240,8 @@ class _Generation:
             logits = model_logits(self.target, "target", state.tokens[:, : state.bound].clamp(min=0), cache, last)
             truncate_kv_(cache.lengths, state.lengths)
         self.stats.forwards["target"] += 1
-        law = filter_rows(state.adjusted(logits, none), state.params)
+        state.logits_width = logits.shape[-1]
+        law = filter_rows(state.adjusted(logits, none), state.params, vocab_size=self.valid_ids(logits))
         method = "gumbel" if self.rule == "coupled" else "inverse_cdf"
         at = state.lengths.long()[:, None]
         anchors = sample(law, seeds=state.seeds, positions=at, method=method)
@@ -262,7 +263,9 @@ class _Generation:
         with self.watch.time("verify"):
             result = verify(
                 proposal.tokens,
-                filter_rows(state.adjusted(logits, proposal.tokens), state.round_params),
+                filter_rows(
+                    state.adjusted(logits, proposal.tokens), state.round_params, vocab_size=self.valid_ids(logits)
+                ),
                 proposal.q,
                 num_draft_tokens=proposal.num_valid,
                 rule=self.rule,
@@ -273,6 +276,10 @@ class _Generation:
         count, vocab = proposal.num_valid[:, None], self.target.vocab_size
         usable = rules.is_usable_draft(proposal.tokens, step, count, vocab).int().cumprod(1).sum(1)
         self.commit(state, cache, result, usable, None)
+
+    def valid_ids(self, logits: torch.Tensor) -> int | None:
+        """How many of the target's logits count."""
+        return valid_ids(self.target.vocab_size, logits)
 
     def propose(self, state: DecodeState) -> Proposal:
         """The draft's tokens, checked for their shape; none in plain decoding."""

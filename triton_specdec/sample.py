@@ -178,10 +178,14 @@ def checked_drawing(
     return Drawing(method, row_seeds, at, number, stream=STREAMS[stream])
 
 
-def sample_rows(logits: torch.Tensor, params: RowParams, drawing: Drawing) -> tuple[FilteredLogits, torch.Tensor]:
+def sample_rows(
+    logits: torch.Tensor, params: RowParams, drawing: Drawing, vocab_size: int | None = None
+) -> tuple[FilteredLogits, torch.Tensor]:
     """`sample_logits` for arguments that were checked: one parameter a row, as the decode loop holds them."""
     layer = backends.layer(backends.resolve(None, logits.device))
-    out: tuple[FilteredLogits, torch.Tensor] = layer.filter_sample(logits, params, "top_k_first", None, None, drawing)
+    out: tuple[FilteredLogits, torch.Tensor] = layer.filter_sample(
+        logits, params, "top_k_first", None, vocab_size, drawing
+    )
     return out
 
 

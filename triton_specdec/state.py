@@ -28,10 +28,10 @@ class Penalties:
         self.counts.scatter_add_(1, tokens.clamp(min=0), (tokens >= 0).to(self.counts.dtype))
 
     def apply_(self, logits: torch.Tensor, drafts: torch.Tensor) -> None:
-        """Penalise logits [B, K + 1, V], each row with the drafts [B, K] before it."""
-        vocab = logits.shape[-1]
+        """Penalise logits [B, K + 1, V], each row with the drafts [B, K] before it; padding stays as it is."""
+        vocab = min(logits.shape[-1], self.counts.shape[-1])
         apply_penalties_(
-            logits,
+            logits[..., :vocab],
             self.counts[:, :vocab],
             repetition=self.repetition,
             frequency=self.frequency,
@@ -57,6 +57,8 @@ class DecodeState:
     params, round_params : RowParams
         One value a request, and one for each of its K + 1 rows.
     rule : str
+    logits_width : int
+        Width of the target's logits; 0 before its first forward.
     session : dict
         What a draft keeps between the rounds of this call (its cache, say). A draft object may serve several calls at
         once, so it keeps nothing of a call in itself.
@@ -75,6 +77,7 @@ class DecodeState:
     min_tokens: torch.Tensor | None  # int64 [B]; None: no row has any
     stop_ids: list[int]
     penalties: Penalties | None
+    logits_width: int = 0
     session: dict[str, Any] = field(default_factory=dict)
     _stop_tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
 

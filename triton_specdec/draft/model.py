@@ -6,7 +6,7 @@ import torch
 
 from ..filter import FilteredLogits
 from ..kv import truncate_kv_
-from ..models.protocol import KVCache, Model, model_logits
+from ..models.protocol import KVCache, Model, model_logits, valid_ids
 from ..reference import rules
 from ..sample import Drawing, sample_rows
 from ..state import DecodeState
@@ -14,28 +14,38 @@ from .proposal import Proposal
 
 
 class ModelDraft:
-    """Drafts with a model over (a prefix of) the target's vocabulary."""
+    """Drafts with a model over (a prefix of) the target's vocabulary.
 
-    def __init__(self, model: Model) -> None:
+    Parameters
+    ----------
+    model : Model
+    vocab_size : int, optional
+        Ids that are drafted, where the model has more.
+    """
+
+    def __init__(self, model: Model, vocab_size: int | None = None) -> None:
         self.model = model
+        self.vocab_size = model.vocab_size if vocab_size is None else min(vocab_size, model.vocab_size)
 
     def propose(self, state: DecodeState, num_tokens: int) -> Proposal:
         """Draw `num_tokens` tokens after each row's committed ones."""
         fed, last, cache = self._feed(state)
-        batch, vocab = len(fed), self.model.vocab_size
+        batch = len(fed)
         tokens = fed.new_empty(batch, num_tokens)
         buffer: torch.Tensor | None = None
         laws: list[FilteredLogits] = []
         first = state.lengths.long()
         for i in range(num_tokens):
-            logits = model_logits(self.model, "draft", fed, cache, last)[:, 0]
+            # No wider than the target's logits, to be compared with them.
+            logits = model_logits(self.model, "draft", fed, cache, last)[:, 0, : state.logits_width]
             state.session["draft_forwards"] = state.session.get("draft_forwards", 0) + 1
             if buffer is None:
                 # The padding of the prefill goes; after later rounds' two tokens this changes nothing.
                 truncate_kv_(cache.lengths, state.lengths)
-                buffer = logits.new_empty(batch, num_tokens, vocab)
+                buffer = logits.new_empty(batch, num_tokens, logits.shape[-1])
             row = buffer[:, i].copy_(state.adjusted_draft(logits, tokens[:, :i]))
-            law, drawn = sample_rows(row, state.params, self._drawing(state, first, i))
+            drawing = self._drawing(state, first, i)
+            law, drawn = sample_rows(row, state.params, drawing, valid_ids(self.vocab_size, row))
             tokens[:, i] = drawn
             laws.append(law)
             fed, last = drawn[:, None], None

@@ -1,8 +1,4 @@
-"""A compact Llama-style model in plain PyTorch, with a static cache whose rows have lengths of their own.
-
-Token at position i -> slot i. Rows of different lengths share a forward: each writes at its own position and attends
-to its own prefix. What lies behind a row's length is never attended to, so truncation is a length.
-"""
+"""A compact Llama-style model in plain PyTorch, with a static cache whose rows have lengths of their own."""
 
 from __future__ import annotations
 
@@ -16,13 +12,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from .cache import RowCache, attended
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
     """Sizes of a model; the names are those of the checkpoint's metadata.
 
     `window` > 0: a token attends to itself and the window - 1 tokens before it. The cache keeps every slot all the
-    same, so a truncated row still holds all that its window needs.
+    same, so a truncated row still holds all that its window needs. `eps` is that of every RMSNorm.
     """
 
     vocab: int
@@ -35,6 +33,7 @@ class LlamaConfig:
     theta: float = 10000.0
     tie: bool = True
     window: int = 0
+    eps: float = 1e-5
 
     @property
     def head_dim(self) -> int:
@@ -42,35 +41,27 @@ class LlamaConfig:
         return self.d // self.heads
 
 
-class LlamaCache:
+class LlamaCache(RowCache):
     """Static KV cache: keys and values [layers, B, kv heads, capacity, head_dim]."""
 
     def __init__(self, config: LlamaConfig, batch_size: int, capacity: int, like: torch.Tensor) -> None:
+        super().__init__(batch_size, capacity, like.device)
         shape = (config.layers, batch_size, config.kv, capacity, config.head_dim)
         # Zeros, not garbage: a masked slot still meets a weight of 0, and 0 * NaN is NaN.
         self.keys = like.new_zeros(shape)
         self.values = like.new_zeros(shape)
-        self.lengths = torch.zeros(batch_size, dtype=torch.int32, device=like.device)
-        self.bound = 0
-        # What every forward looks up: row and slot numbers, cosine and sine of each position.
-        self.rows = torch.arange(batch_size, device=like.device)[:, None]
-        self.slots = torch.arange(capacity, device=like.device)
+        # What every forward looks up: cosine and sine of each position.
         self.rope = torch.stack(rope_table(config, self.slots), 1)  # [capacity, 2, 1, head_dim]
 
 
-class _Reach:
-    """Where the tokens of one forward go, and what they may attend to."""
+class _Forward:
+    """What all layers of one forward share."""
 
     def __init__(self, config: LlamaConfig, cache: LlamaCache, count: int) -> None:
-        capacity = len(cache.slots)
-        self.stop = cache.bound + count
-        if self.stop > capacity:
-            raise ValueError(f"the cache has {capacity} slots a row, too few for {cache.bound} tokens and {count} more")
-        self.rows = cache.rows
-        self.slots = cache.lengths[:, None] + cache.slots[:count]  # [B, n]
-        self.rope = cache.rope[self.slots].unbind(2)
-        seen = attended(config, self.slots[:, :, None], cache.slots[: self.stop])  # [B, n, stop]
+        self.reach = cache.reach(count)
+        self.rope = cache.rope[self.reach.slots].unbind(2)
         # Query heads of one key head stand below each other, as further rows of queries.
+        seen = self.reach.attended(config.window)
         self.mask = seen.repeat(1, config.heads // config.kv, 1)[:, None]  # [B, 1, group * n, stop]
 
 
@@ -80,10 +71,10 @@ class Block(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.config = c
-        self.n1 = nn.RMSNorm(c.d, eps=1e-5)
+        self.n1 = nn.RMSNorm(c.d, eps=c.eps)
         self.qkv = nn.Linear(c.d, (c.heads + 2 * c.kv) * c.head_dim, bias=False)
         self.o = nn.Linear(c.heads * c.head_dim, c.d, bias=False)
-        self.n2 = nn.RMSNorm(c.d, eps=1e-5)
+        self.n2 = nn.RMSNorm(c.d, eps=c.eps)
         self.gu = nn.Linear(c.d, 2 * c.ff, bias=False)
         self.dn = nn.Linear(c.ff, c.d, bias=False)
 
@@ -97,7 +88,7 @@ class Block(nn.Module):
         if cached is None:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
             at = torch.arange(n, device=x.device)
-            mask = attended(c, at[:, None], at)
+            mask = attended(at[:, None], at, c.window)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=c.heads != c.kv)
         else:
             out = cached.attend(q, k, v)
@@ -116,8 +107,9 @@ def _norm(x: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
 class _CachedLayer:
     """One layer's slice of the cache, for one forward."""
 
-    def __init__(self, cache: LlamaCache, layer: int, reach: _Reach) -> None:
-        self.keys, self.values, self.reach = cache.keys[layer], cache.values[layer], reach
+    def __init__(self, cache: LlamaCache, layer: int, forward: _Forward) -> None:
+        self.keys, self.values = cache.keys[layer], cache.values[layer]
+        self.reach, self.mask = forward.reach, forward.mask
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [B, heads, n, D], k and v [B, n, kv, D]: write, then attend to each row's own prefix."""
@@ -128,14 +120,8 @@ class _CachedLayer:
         kv = self.keys.shape[1]
         grouped = q.reshape(batch, kv, heads // kv * n, dim)
         keys, values = self.keys[:, :, : r.stop], self.values[:, :, : r.stop]
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=r.mask)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask)
         return out.view(batch, heads, n, dim)
-
-
-def attended(config: LlamaConfig, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Whether a token at position `query` attends to the one at position `key`."""
-    seen = key <= query
-    return seen & (query - key < config.window) if config.window else seen
 
 
 def rope_table(config: LlamaConfig, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,7 +150,7 @@ class LlamaModel(nn.Module):
         self.max_length = config.ctx
         self.emb = nn.Embedding(config.vocab, config.d)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.nf = nn.RMSNorm(config.d, eps=1e-5)
+        self.nf = nn.RMSNorm(config.d, eps=config.eps)
         if not config.tie:
             self.head = nn.Linear(config.d, config.vocab, bias=False)
 
@@ -188,11 +174,10 @@ class LlamaModel(nn.Module):
             for block in self.blocks:
                 x = block(x, rope, None)
         else:
-            reach = _Reach(self.config, cache, count)
+            shared = _Forward(self.config, cache, count)
             for layer, block in enumerate(self.blocks):
-                x = block(x, reach.rope, _CachedLayer(cache, layer, reach))
-            cache.lengths += count
-            cache.bound += count
+                x = block(x, shared.rope, _CachedLayer(cache, layer, shared))
+            cache.advance(count)
         if last is not None:
             x = x[torch.arange(batch, device=x.device), last][:, None]
         x = _norm(x, self.nf)

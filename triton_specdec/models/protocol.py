@@ -38,6 +38,11 @@ class Model(Protocol):
         Most tokens (prompt and answer) it was made for.
     device : torch.device
         Where its tokens go in and its logits come out.
+
+    Notes
+    -----
+    Two more attributes are used where a model has them: `eos_token_id` (int or list), which ends a row where `generate`
+    is given no other, and `tokenizer` (with a `get_vocab()`), by which a draft of another tokenizer is refused.
     """
 
     @property
@@ -67,10 +72,18 @@ class Model(Protocol):
 def model_logits(
     model: Model, name: str, tokens: torch.Tensor, cache: KVCache, last: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One forward of a model, its answer checked and cut to its vocabulary."""
+    """One forward of a model, its answer checked: at least as wide as its vocabulary."""
     logits = model.forward(tokens, cache, last=last)
     count = tokens.shape[1] if last is None else 1
     checks.tensor(f"logits of the {name}", logits, checks.LOGIT_DTYPES, (len(tokens), count, None))
     if logits.shape[-1] < model.vocab_size:
         raise ValueError(f"the {name} gave {logits.shape[-1]} logits, fewer than its vocab_size of {model.vocab_size}")
-    return logits if logits.shape[-1] == model.vocab_size else logits[..., : model.vocab_size]
+    return logits
+
+
+def valid_ids(vocab_size: int, logits: torch.Tensor) -> int | None:
+    """How many ids of padded logits count; None where all do.
+
+    Padded logits are filtered as they are: cut to an odd vocabulary, their rows could not be read 16 bytes at a time.
+    """
+    return vocab_size if vocab_size < logits.shape[-1] else None

@@ -1,0 +1,47 @@
+"""Which Transformers models can take rejected tokens back: those whose layers keep every token apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Layers that keep keys and values of every token, and layers that keep nothing.
+_KEEP_NOTHING = ("mlp", "moe", "dense", "sparse")
+_KEEP_ALL = ("full_attention", "attention", "global")
+_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size", "local": "window_size"}
+# Where a config names the type of each layer.
+_TYPES = ("layer_types", "layers_block_type", "attention_layers")
+# Rotary embeddings whose frequencies change once a text outgrows the length the model was first trained on: what is in
+# the cache would no longer fit, and a row would depend on the longest of its batch.
+_CHANGING_ROPES = ("dynamic", "longrope")
+
+
+def longest_text(config: Any, no_limit: int) -> int:
+    """Most tokens of a text that a model's config allows."""
+    longest = getattr(config, "max_position_embeddings", None) or no_limit
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None)
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in _CHANGING_ROPES:
+            first = rope.get("original_max_position_embeddings")
+            longest = min(longest, first or getattr(config, "original_max_position_embeddings", None) or longest)
+    return int(longest)
+
+
+def check_rolls_back(model: Any, config: Any, max_length: int) -> None:
+    """Raise ValueError for a model whose cache cannot be truncated, with the layers that are to blame."""
+    name = type(model).__name__
+    types: list[str] = next((t for t in (getattr(config, field, None) for field in _TYPES) if t), [])
+    foreign = sorted({str(t) for t in types} - {*_KEEP_ALL, *_KEEP_NOTHING, *_WINDOWS})
+    if not foreign and getattr(model, "_is_stateful", False):
+        foreign = ["recurrent"]
+    if foreign:
+        raise ValueError(
+            f"{name} has layers of type {', '.join(foreign)}: their state cannot be rolled back to the accepted tokens"
+        )
+    for kind, field in _WINDOWS.items():
+        window = getattr(config, field, None)
+        used = kind in types if types else kind != "local" and getattr(config, "use_sliding_window", True)
+        if window and used and window < max_length:
+            raise ValueError(
+                f"{name} has a {field} of {window}, shorter than texts of {max_length} tokens, and a cache of a window "
+                f"cannot be rolled back: pass max_length={window} for texts that stay within it"
+            )
