@@ -8,7 +8,7 @@ from tiny_models import MAIN, MORE, REFUSED, VOCAB, exists, generated, near, tin
 
 from triton_specdec import SamplingParams, SpecDecoder, truncate_kv_
 from triton_specdec.models import KVCache, Model, TransformersModel, from_transformers
-from triton_specdec.models import transformers as adapter
+from triton_specdec.models.transformers_checks import check_rows
 
 PROMPTS = [[3, 4, 5], [9], [10, 11, 12, 13, 14, 15, 16], [50, 51, 3, 4, 5, 3, 4]]
 
@@ -362,10 +362,10 @@ class Deaf:
 def test_a_model_that_ignores_what_it_is_given_is_caught(family, respect, dtype):
     target = from_transformers(tiny(family).to(dtype))
     target.model = Deaf(target.model, "nothing")
-    adapter._check_rows(target, "Deaf")
+    check_rows(target, "Deaf")
     target.model.respect = respect
     with pytest.raises(ValueError, match="Deaf gives other logits in a ragged batch"):
-        adapter._check_rows(target, "Deaf")
+        check_rows(target, "Deaf")
 
 
 @pytest.mark.parametrize(

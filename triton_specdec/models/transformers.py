@@ -7,16 +7,16 @@ so nothing of the model's code is changed. What a model's attention does not tak
 from __future__ import annotations
 
 import inspect
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from .. import checks
-from .cache import Reach, RowCache
+from .cache import Reach
 from .roll_back import check_rolls_back, longest_text
+from .transformers_cache import cache_class
+from .transformers_checks import CACHE_NAMES, check_is_model, check_is_served, check_rows, named
 
-_ATTENTION = ("sdpa", "eager")
 # A text of any length, for models that name no limit.
 _NO_LIMIT = 2**31 - 1
 
@@ -41,7 +41,7 @@ class TransformersModel:
         self.vocab_size, self.max_length = vocab_size, max_length
         self.eos_token_id = _eos(model, vocab_size)
         takes = inspect.signature(model.forward).parameters
-        self._cache_name = _named(takes, "cache", "past_key_values")
+        self._cache_name = named(takes, *CACHE_NAMES)
         self._keep_name = "logits_to_keep" if "logits_to_keep" in takes else None
         self._additive = model.config._attn_implementation == "eager"
 
@@ -53,7 +53,7 @@ class TransformersModel:
 
     def new_cache(self, batch_size: int, capacity: int) -> Any:
         """An empty cache with `capacity` slots a row; memory is taken when the first tokens are fed."""
-        return _cache_class()(batch_size, capacity, self.device)
+        return cache_class()(batch_size, capacity, self.device)
 
     def forward(self, tokens: torch.Tensor, cache: Any, *, last: torch.Tensor | None = None) -> torch.Tensor:
         """Feed tokens int64 [B, n]; see `Model.forward`."""
@@ -139,55 +139,18 @@ def from_transformers(
     (99, 128)
     """
     name = type(model).__name__
-    _check_is_model(model, name)
+    check_is_model(model, name)
     config = model.config.get_text_config()
     longest = longest_text(config, _NO_LIMIT)
     if max_length is not None and checks.integer("max_length", max_length, 2) > longest:
         raise ValueError(f"max_length must be at most the {longest} tokens that {name} was made for, got {max_length}")
     longest = longest if max_length is None else int(max_length)
     check_rolls_back(model, config, longest)
-    _check_is_served(model, name)
+    check_is_served(model, name)
     wrapped = TransformersModel(model, tokenizer, _vocab_size(model, tokenizer, vocab_size), longest)
     if check:
-        _check_rows(wrapped, name)
+        check_rows(wrapped, name)
     return wrapped
-
-
-def _check_is_model(model: Any, name: str) -> None:
-    try:
-        from transformers import PreTrainedModel
-    except ModuleNotFoundError as error:
-        raise RuntimeError(
-            "from_transformers needs Transformers: pip install 'triton_specdec[transformers]'"
-        ) from error
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model must be a transformers.PreTrainedModel, got {name}")
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"{name} is an encoder-decoder: only decoder-only models are served")
-
-
-def _check_is_served(model: Any, name: str) -> None:
-    """What the adapter itself needs."""
-    if model.get_output_embeddings() is None:
-        raise ValueError(f"{name} has no output head: load it with AutoModelForCausalLM")
-    if model.training:
-        raise ValueError(f"{name} is in training mode, where dropout draws: call model.eval() first")
-    attention = getattr(model.config, "_attn_implementation", None)
-    if attention not in _ATTENTION:
-        raise ValueError(
-            f"{name} runs attention {attention!r}, which takes no mask per row: load it with attn_implementation='sdpa'"
-        )
-    devices = {p.device for p in model.parameters()}
-    if len(devices) > 1:
-        raise ValueError(f"{name} is spread over {sorted(map(str, devices))}: put it on one device")
-    takes = inspect.signature(model.forward).parameters
-    if "position_ids" not in takes or "attention_mask" not in takes or _named(takes, "cache", "past_key_values") == "":
-        raise ValueError(f"{name} takes no position_ids, mask or cache: its rows cannot have lengths of their own")
-
-
-def _named(takes: Any, *names: str) -> str:
-    """The first of the names that a signature has."""
-    return next((name for name in names if name in takes), "")
 
 
 def _eos(model: Any, vocab_size: int) -> list[int]:
@@ -205,111 +168,3 @@ def _vocab_size(model: Any, tokenizer: Any, vocab_size: int | None) -> int:
     if not 1 <= checks.integer("vocab_size", vocab_size) <= width:
         raise ValueError(f"vocab_size must be in [1, {width}], the width of the model's head, got {vocab_size}")
     return int(vocab_size)
-
-
-@lru_cache(maxsize=1)
-def _cache_class() -> type:
-    """A `RowCache` that is a cache of the installed Transformers.
-
-    Its interface has changed from release to release; what all of them share is that attention calls `update` with the
-    new keys and values of a layer, and goes on with what it returns.
-    """
-    from transformers import Cache
-
-    class TransformersCache(RowCache, Cache):
-        """Keys and values [B, heads, capacity, head_dim] of each layer, made when a layer is first fed."""
-
-        is_compileable = False
-        is_initialized = True
-
-        def __init__(self, batch_size: int, capacity: int, device: torch.device) -> None:
-            if isinstance(self, torch.nn.Module):
-                torch.nn.Module.__init__(self)
-            RowCache.__init__(self, batch_size, capacity, device)
-            self.keys: list[torch.Tensor] = []
-            self.values: list[torch.Tensor] = []
-            self.layers: list[Any] = []
-            self.current: Reach | None = None
-
-        def update(
-            self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            """Write keys and values [B, heads, n, head_dim] of one layer; returns the layer's, up to the bound."""
-            if layer_idx == len(self.keys):
-                # Zeros, not garbage: a masked slot still meets a weight of 0, and 0 * NaN is NaN.
-                for states, kept in ((key_states, self.keys), (value_states, self.values)):
-                    batch, heads, _, width = states.shape
-                    kept.append(states.new_zeros(batch, heads, self.capacity, width))
-            at = self.current
-            assert at is not None
-            keys, values = self.keys[layer_idx], self.values[layer_idx]
-            keys[at.rows, :, at.slots] = key_states.transpose(1, 2)
-            values[at.rows, :, at.slots] = value_states.transpose(1, 2)
-            return keys[:, :, : at.stop], values[:, :, : at.stop]
-
-        def get_seq_length(self, layer_idx: int = 0) -> int:
-            return self.bound
-
-        def get_query_offset(self, layer_idx: int = 0) -> int:
-            return self.bound
-
-        def get_mask_sizes(self, query: Any, layer_idx: int = 0) -> tuple[int, int]:
-            # The mask is given; what a model still asks for is its width.
-            return (self.bound if self.current is None else self.current.stop), 0
-
-        def get_max_length(self, layer_idx: int | None = None) -> int:
-            return self.capacity
-
-        def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-            return self.capacity
-
-        def get_usable_length(self, new_seq_length: int, layer_idx: int = 0) -> int:
-            return self.bound
-
-        def __len__(self) -> int:
-            return len(self.keys)
-
-        def __repr__(self) -> str:
-            return f"TransformersCache(rows={len(self.lengths)}, capacity={self.capacity})"
-
-        @property
-        def is_sliding(self) -> list[bool]:
-            return [False] * len(self.keys)
-
-        is_linear = is_dummy = is_sliding
-
-    return TransformersCache
-
-
-@torch.inference_mode()
-def _check_rows(wrapped: TransformersModel, name: str) -> None:
-    """Two rows as the loop feeds them, against each row alone without a cache."""
-    if wrapped.max_length < 5:
-        raise ValueError(f"{name} takes texts of {wrapped.max_length} tokens: too short to check it (or check=False)")
-    ids = torch.arange(14, device=wrapped.device).mul(97).add(7).remainder(wrapped.vocab_size).view(2, 7)
-    prompts, rejected, more = ids[:, :3], ids[:, 3:5], ids[:, 5:]
-    kept = torch.tensor([1, 3], dtype=torch.int32, device=wrapped.device)
-    try:
-        cache = wrapped.new_cache(2, 8)
-        got = [wrapped.forward(prompts, cache, last=kept.long() - 1)]
-        for tokens in (rejected, more):
-            cache.lengths.copy_(kept)
-            cache.bound = 3
-            got.append(wrapped.forward(tokens, cache))
-        ours = torch.cat([got[0], got[2]], 1).float()
-        for row, count in enumerate(kept.tolist()):
-            text = torch.cat([prompts[row, :count], more[row]])[None]
-            alone = wrapped.model(input_ids=text, use_cache=False, return_dict=True).logits[0].float()
-            error = float((ours[row] - alone[count - 1 :]).square().mean().sqrt() / alone.std())
-            if not error < _error_limit(wrapped.model.dtype):
-                raise ValueError(
-                    f"{name} gives other logits in a ragged batch than alone (they differ by {error:.2g} of their "
-                    "spread): its attention does not go by the mask, the position ids and the cache it is given"
-                )
-    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} cannot run with a cache of rows of their own lengths: {error}") from error
-
-
-def _error_limit(dtype: torch.dtype) -> float:
-    """Rounding moves logits by a few units of the dtype; a wrong mask or position by a good part of their spread."""
-    return max(12 * torch.finfo(dtype).eps, 2e-3)
