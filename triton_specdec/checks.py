@@ -40,9 +40,14 @@ def tensor(name: str, value: object, dtypes: Sequence[torch.dtype], shape: Seque
     return value
 
 
+def is_same_device(first: torch.device, second: torch.device) -> bool:
+    """Whether two devices are one; "cuda" is the one of "cuda:0" where nothing else is said."""
+    return first.type == second.type and (first.index or 0) == (second.index or 0)
+
+
 def same_device(name: str, value: torch.Tensor, other: str, device: torch.device) -> None:
     """Two arguments are on one device."""
-    if value.device != device:
+    if not is_same_device(value.device, device):
         raise ValueError(f"{name} is on {value.device}, but {other} is on {device}")
 
 

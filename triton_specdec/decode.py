@@ -18,7 +18,7 @@ from .models.vocabulary import check_same_ids
 from .params import SamplingParams
 from .reference import rules
 from .request import Prompts, Request, check_request
-from .sample import sample
+from .sample import Drawing, sample_rows
 from .state import DecodeState
 from .stats import GenerateStats, Stopwatch
 from .verify import RULES, VerifyResult, verify
@@ -124,7 +124,7 @@ class SpecDecoder:
                 f"got {type(draft).__name__}"
             )
         check_same_ids(self.target, draft)
-        if draft.device != self.target.device:
+        if not checks.is_same_device(draft.device, self.target.device):
             raise ValueError(f"the draft is on {draft.device}, but the target is on {self.target.device}")
         return ModelDraft(draft, self.target.vocab_size)
 
@@ -241,13 +241,12 @@ class _Generation:
             truncate_kv_(cache.lengths, state.lengths)
         self.stats.forwards["target"] += 1
         state.logits_width = logits.shape[-1]
-        law = filter_rows(state.adjusted(logits, none), state.params, vocab_size=self.valid_ids(logits))
+        row = state.adjusted(logits, none)[:, 0]
         method = "gumbel" if self.rule == "coupled" else "inverse_cdf"
-        at = state.lengths.long()[:, None]
-        anchors = sample(law, seeds=state.seeds, positions=at, method=method)
-        ones = torch.ones_like(state.lengths)
-        log_probs = law.log_prob(anchors)
-        first = VerifyResult(anchors, torch.zeros_like(ones), ones, log_probs, law.status[:, 0])
+        drawing = Drawing(method, state.seeds, state.lengths.long(), stream=rules.STREAM_SAMPLE)
+        law, drawn = sample_rows(row, state.params, drawing, self.valid_ids(row))
+        anchors, ones = drawn[:, None], torch.ones_like(state.lengths)
+        first = VerifyResult(anchors, torch.zeros_like(ones), ones, law.log_prob(anchors), law.status)
         self.commit(state, cache, first, torch.zeros_like(ones), TokenSource.ANCHOR)
         return state, cache
 
