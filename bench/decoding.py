@@ -1,0 +1,201 @@
+"""The decode loop beside Transformers' own generation on the same weights: forwards, tokens fed, host reads, seconds.
+
+Transformers' assisted generation takes one prompt a call; its plain generation takes a padded batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from triton_specdec import SamplingParams, SpecDecoder
+from triton_specdec.models import from_transformers, load_embedded_pair
+from triton_specdec.models.convert import to_transformers
+from triton_specdec.models.embedded import encode
+from triton_specdec.models.llama import LlamaConfig, LlamaModel
+
+PROMPTS = (
+    "MIRANDA:\nO, wonder!\nHow many goodly creatures are there here!\n",
+    "KING HENRY V:\nOnce more unto the breach, dear friends, once more;\n",
+    "HAMLET:\nTo be, or not to be: that is the question:\n",
+    "ROSALIND:\nAll the world's a stage,\nAnd all the men and women merely players:\n",
+)
+# Operations whose result the host needs before it can go on: on a GPU each waits for the device.
+_HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")
+
+
+class Decoded(NamedTuple):
+    """New tokens of each prompt, and the host reads a library counts itself."""
+
+    texts: list[list[int]]
+    host_reads: int
+
+
+@dataclasses.dataclass
+class Counted:
+    """What one way of decoding took for a set of prompts."""
+
+    name: str
+    target_forwards: int = 0
+    draft_forwards: int = 0
+    target_tokens_fed: int = 0
+    draft_tokens_fed: int = 0
+    host_reads: int = 0
+    texts: list[list[int]] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(map(len, self.texts))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all rows over the median time."""
+        return self.new_tokens / statistics.median(self.seconds)
+
+
+class HostReads(TorchDispatchMode):  # type: ignore[misc]
+    """Counts operations that a GPU's host would wait for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count, and go on."""
+        self.count += func.overloadpacket.__name__ in _HOST_READS
+        return func(*args, **(kwargs or {}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """One pair of models, seen by both libraries."""
+
+    target: Any
+    draft: Any
+    prompts: list[list[int]]
+    max_new_tokens: int
+
+
+def embedded_pair(max_new_tokens: int = 128) -> Pair:
+    """The embedded pair without its windows, as Transformers models; texts stay near the length it was trained on."""
+    models = [to_transformers(_without_window(model)) for model in load_embedded_pair()]
+    for model in models:
+        model.generation_config.pad_token_id = 0
+    return Pair(models[0], models[1], [encode(text) for text in PROMPTS], max_new_tokens)
+
+
+def _without_window(model: LlamaModel) -> LlamaModel:
+    plain = LlamaModel(LlamaConfig(**{**dataclasses.asdict(model.config), "window": 0}))
+    plain.load_state_dict(model.state_dict())
+    return plain.eval().requires_grad_(False)
+
+
+def ways(pair: Pair, num_drafts: int, temperature: float) -> dict[str, Callable[[], Decoded]]:
+    """Every way to decode the prompts."""
+    target, draft = from_transformers(pair.target), from_transformers(pair.draft)
+    each = [SamplingParams(temperature, seed=i) for i in range(len(pair.prompts))]
+    options = {"max_new_tokens": pair.max_new_tokens}
+
+    def ours(*draft: Any, batched: bool = True) -> Decoded:
+        decoder = SpecDecoder(target, *draft, num_speculative_tokens=num_drafts)
+        groups = [slice(None)] if batched else [slice(i, i + 1) for i in range(len(each))]
+        outs = [decoder.generate(pair.prompts[g], each[g], **options) for g in groups]
+        texts = [row[:n].tolist() for out in outs for row, n in zip(out.sequences, out.lengths.tolist(), strict=True)]
+        return Decoded(texts, sum(out.stats.host_reads for out in outs))
+
+    sampled = {"do_sample": False, **options}
+    if temperature > 0:
+        sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, **options}
+
+    def theirs(prompts: Sequence[list[int]], **more: Any) -> Decoded:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        out = pair.target.generate(ids, attention_mask=mask, **sampled, **more)
+        return Decoded(out[:, longest:].tolist(), 0)
+
+    def assisted() -> Decoded:
+        rows = [theirs([prompt], assistant_model=pair.draft) for prompt in pair.prompts]
+        return Decoded([text for row in rows for text in row.texts], 0)
+
+    assistant = pair.draft.generation_config
+    assistant.num_assistant_tokens, assistant.num_assistant_tokens_schedule = num_drafts, "constant"
+    assistant.assistant_confidence_threshold = 0.0
+    return {
+        "triton_specdec, batch": lambda: ours(draft),
+        "triton_specdec, one by one": lambda: ours(draft, batched=False),
+        "triton_specdec, plain, batch": lambda: ours(),
+        "transformers assisted, one by one": assisted,
+        "transformers plain, batch": lambda: theirs(pair.prompts),
+    }
+
+
+@contextmanager
+def _counting(pair: Pair, counted: Counted) -> Iterator[HostReads]:
+    """Count forwards, tokens fed and host reads."""
+
+    def hook(kind: str) -> Callable[..., None]:
+        def count(module: Any, args: Any, kwargs: Any) -> None:
+            fed = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+            setattr(counted, f"{kind}_forwards", getattr(counted, f"{kind}_forwards") + 1)
+            setattr(counted, f"{kind}_tokens_fed", getattr(counted, f"{kind}_tokens_fed") + fed.numel())
+
+        return count
+
+    handles = [
+        model.register_forward_pre_hook(hook(kind), with_kwargs=True)
+        for kind, model in (("target", pair.target), ("draft", pair.draft))
+    ]
+    reads = HostReads()
+    try:
+        with reads:
+            yield reads
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def compare(pair: Pair, num_drafts: int = 4, temperature: float = 0.8, repeats: int = 3) -> list[Counted]:
+    """All ways in turn: once counted, then `repeats` times on the clock, interleaved."""
+    torch.manual_seed(0)
+    rows: list[Counted] = []
+    todo = ways(pair, num_drafts, temperature)
+    for name, decode in todo.items():
+        counted = Counted(name)
+        with _counting(pair, counted) as reads:
+            decoded = decode()
+        # What a library waits for inside of torch, and the transfers of our loop, which are none on a CPU.
+        counted.texts, counted.host_reads = decoded.texts, reads.count + decoded.host_reads
+        rows.append(counted)
+    for _ in range(repeats):
+        for counted, decode in zip(rows, todo.values(), strict=True):
+            start = time.perf_counter()
+            decode()
+            counted.seconds.append(time.perf_counter() - start)
+    return rows
+
+
+def table(rows: Sequence[Counted]) -> str:
+    """Markdown; the last column is relative to the first way."""
+    names = ("", "target forwards", "draft forwards", "tokens fed (target, draft)", "host reads", "tokens/s", "ratio")
+    lines = ["| " + " | ".join(names) + " |", "| --- " * len(names) + "|"]
+    for row in rows:
+        fed = f"{row.target_tokens_fed}, {row.draft_tokens_fed}"
+        ratio = f"{row.tokens_per_second / rows[0].tokens_per_second:.2f}"
+        cells = (row.name, row.target_forwards, row.draft_forwards, fed, row.host_reads, f"{row.tokens_per_second:.0f}")
+        lines.append("| " + " | ".join(map(str, (*cells, ratio))) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for temperature in (0.0, 0.8):
+        print(f"T = {temperature}")
+        print(table(compare(embedded_pair(), 4, temperature)))
