@@ -28,13 +28,18 @@ def apply_penalties_(
     prompt_mask: NDArray | None,
     draft_tokens: NDArray | None,
 ) -> None:
-    """Penalise logits [B, K + 1, V] in place; counts int [B, V], parameters float64 [B], prompt_mask bool [B, V]."""
+    """Penalise logits [B, K + 1, V] in place; counts int [B, V], parameters float64 [B], prompt_mask bool [B, V].
+
+    A parameter that cannot be applied is off.
+    """
     seen_by = counts_per_step(counts, draft_tokens)
     seen = seen_by > 0
     if prompt_mask is not None:
         seen = seen | prompt_mask[:, None]
+    repetition = np.where(rules.is_repetition_on(repetition), repetition, 1.0)
+    frequency, presence = (np.where(rules.is_count_penalty_on(v), v, 0.0) for v in (frequency, presence))
     r, f, s = (value[:, None, None] for value in (repetition, frequency, presence))
-    with np.errstate(over="ignore"):
-        # What overflows is +inf, which the filter counts as the largest finite value.
+    with np.errstate(over="ignore", invalid="ignore"):
+        # What overflows is +inf, which the filter counts as the largest finite value; NaN stays NaN.
         x = rules.repetition_penalty(logits.astype(np.float64), r, seen)
         logits[...] = rules.count_penalties(x, seen_by, f, s)

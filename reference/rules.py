@@ -167,15 +167,46 @@ def draft_kept_length(committed):
     return committed - 2
 
 
+def truncated_length(length, keep):
+    """KV entries of a row that was cut to `keep` entries: min(length, max(keep, 0))."""
+    kept = keep * (keep > 0)
+    return length * (length <= kept) + kept * (length > kept)
+
+
 def kept_pages(length, page_size):
     """Pages that hold `length` tokens."""
     return length // page_size + (length % page_size > 0)
+
+
+def is_freed(block, page, kept):
+    """Whether a block of a row gives its page back: it holds one, and lies past the `kept` first."""
+    return (block >= kept) & (page >= 0)
+
+
+def is_slot(slot, slots):
+    """Whether a cache has this slot."""
+    return (slot >= 0) & (slot < slots)
+
+
+def is_compaction(start, count, columns, slots):
+    """Whether `count` of `columns` sources go to slots that a cache has, from `start` on (the sum might wrap)."""
+    return (count >= 0) & (count <= columns) & (start >= 0) & (start <= slots - count)
 
 
 def repetition_penalty(x, penalty, seen):
     """Keskar et al. 2019: seen tokens lose, whatever the sign of their logit (seen: 0 or 1)."""
     own = penalty * seen + (1 - seen)
     return x * ((x > 0) / own + (x <= 0) * own)
+
+
+def is_repetition_on(penalty, largest=1.7976931348623157e308):
+    """A repetition penalty that can be applied; 0, negative, infinite and NaN ones are off."""
+    return (penalty > 0) & (penalty <= largest)
+
+
+def is_count_penalty_on(penalty, largest=1.7976931348623157e308):
+    """A frequency or presence penalty that can be applied; infinite and NaN ones are off, since inf * 0 is NaN."""
+    return (penalty >= -largest) & (penalty <= largest)
 
 
 def count_penalties(x, count, frequency, presence):

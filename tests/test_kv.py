@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from triton_specdec import compact_kv_, truncate_kv_, truncate_paged_kv_
+from triton_specdec.reference import rules
 
 
 def ints(*values):
@@ -34,6 +35,29 @@ def test_scrub_zeroes_the_dropped_slots_only(dtype, layers):
     want[..., 0, :, 4:6, :] = 0
     assert torch.equal(cache.float(), want)
     assert torch.equal(other.float(), want)
+
+
+@pytest.mark.parametrize("layers", [(), (3,)])
+def test_heads_and_slots_in_the_other_order(layers):
+    cache = torch.arange(2.0 * 8 * 3 * 4).view(2, 8, 3, 4).expand(*layers, 2, 8, 3, 4).clone()
+    want, n = cache.clone(), ints(6, 5)
+    truncate_kv_(n, ints(4, 9), [cache], scrub=True, layout="bshd")
+    want[..., 0, 4:6, :, :] = 0
+    assert torch.equal(cache, want)
+    compact_kv_([cache], ints(7, 6, 3, 4).view(2, 2), ints(6, 2), ints(2, 1), layout="bshd")
+    moved = want.clone()
+    moved[..., 0, 6, :, :], moved[..., 0, 7, :, :] = want[..., 0, 7, :, :], want[..., 0, 6, :, :]
+    moved[..., 1, 2, :, :] = want[..., 1, 3, :, :]
+    assert torch.equal(cache, moved)
+
+
+def test_scrub_of_a_slice_stays_inside_it():
+    base = torch.ones(4, 2, 12, 6)
+    truncate_kv_(ints(8, 8), ints(5, -1), [base[1:3, :, 2:10, 1:5]], scrub=True)
+    want = torch.ones(4, 2, 12, 6)
+    want[1, :, 7:10, 1:5] = 0
+    want[2, :, 2:10, 1:5] = 0
+    assert torch.equal(base, want)
 
 
 def test_scrub_takes_nan_away():
@@ -111,6 +135,12 @@ def test_compaction_loads_before_it_stores(layers):
     assert cache[..., 1, 2, :, 0].reshape(-1, 8)[-1].tolist() == [0, 1, 2, 3, 4, 6, 5, 7]
 
 
+def test_a_cache_that_layers_share_is_moved_once():
+    cache = torch.arange(8.0).view(1, 1, 8, 1)
+    compact_kv_([cache, cache.view(1, 1, 8, 1)], ints(2, 1)[None], ints(1), ints(2))
+    assert cache.flatten().tolist() == [0, 2, 1, 3, 4, 5, 6, 7]
+
+
 def test_compaction_of_nothing_moves_nothing():
     cache = torch.randn(2, 1, 4, 2).bfloat16()
     before = cache.clone()
@@ -151,12 +181,25 @@ def test_attention_over_a_truncated_cache_is_that_of_one_that_never_held_the_rej
         (lambda: truncate_kv_(ints(3), ints(1), scrub=True), ValueError, "caches"),
         (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(2, 1, 4, 2)]), ValueError, r"caches\[0\]"),
         (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(4, 2)]), ValueError, r"caches\[0\]"),
+        (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(1, 4, 1, 2)], layout="sbhd"), ValueError, "layout"),
+        (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(2, 4, 1, 2)], layout="bshd"), ValueError, "1, S, H, D"),
+        (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(1, 1, 4, 2).to(torch.complex128)]), TypeError, "8 bytes"),
         (lambda: paged([3], [1], [[0]], page=0), ValueError, "page_size"),
         (lambda: paged([3], [1], [[0], [1]]), ValueError, "block_table"),
         (lambda: compact_kv_([], ints(0)[None], ints(0), ints(1)), ValueError, "caches"),
         (lambda: compact_kv_([torch.ones(1, 1, 4, 2)], ints(4)[None], ints(0), ints(1)), ValueError, "source"),
         (lambda: compact_kv_([torch.ones(1, 1, 4, 2)], ints(0)[None], ints(4), ints(1)), ValueError, "start"),
         (lambda: compact_kv_([torch.ones(1, 1, 4, 2)], ints(0)[None], ints(0), ints(2)), ValueError, "count"),
+        (
+            lambda: compact_kv_([torch.ones(1, 1, 4, 2)], ints(0)[None], ints(1), ints(1), layout="bshd"),
+            ValueError,
+            "sta",
+        ),
+        (
+            lambda: compact_kv_([torch.ones(1, 1, 4, 2)], ints(0)[None], ints(0), ints(1), layout="s"),
+            ValueError,
+            "layo",
+        ),
     ],
 )
 def test_errors_name_the_argument(call, error, words):
@@ -187,3 +230,36 @@ def test_caches_are_a_list(caches):
         truncate_kv_(ints(1), ints(0), caches, scrub=True)
     with pytest.raises(TypeError, match="caches"):
         compact_kv_(caches, ints(0)[None], ints(0), ints(1))
+
+
+# The rules by hand: kernels and reference share them.
+
+
+@pytest.mark.parametrize(
+    ("length", "keep", "want"),
+    [(5, 3, 3), (5, 5, 5), (5, 9, 5), (5, 0, 0), (5, -2, 0), (0, 4, 0), (-1, 4, -1), (7, 2**62, 7)],
+)
+def test_the_truncated_length(length, keep, want):
+    assert rules.truncated_length(length, keep) == want
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "inside"),
+    [
+        (0, 4, True),
+        (4, 4, True),
+        (5, 4, False),
+        (-1, 2, False),
+        (0, 5, False),
+        (0, -1, False),
+        (8, 0, True),
+        (9, 0, False),
+    ],
+)
+def test_a_compaction_of_at_most_four_slots_into_eight(start, count, inside):
+    assert rules.is_compaction(start, count, 4, 8) == inside
+
+
+def test_slots_and_freed_blocks():
+    assert [rules.is_slot(i, 8) for i in (-1, 0, 7, 8)] == [False, True, True, False]
+    assert [rules.is_freed(i, page, 2) for i, page in ((1, 7), (2, 7), (2, -1), (3, 0))] == [False, True, False, True]

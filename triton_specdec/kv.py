@@ -10,6 +10,9 @@ from . import backend as backends
 from . import checks
 from .reference import rules
 
+# The order of heads and slots in a cache: "bhsd" is [B, H, S, D], "bshd" is [B, S, H, D].
+LAYOUTS = ("bhsd", "bshd")
+
 
 def truncate_kv_(
     lengths: torch.Tensor,
@@ -17,6 +20,7 @@ def truncate_kv_(
     caches: Sequence[torch.Tensor] | None = None,
     *,
     scrub: bool = False,
+    layout: str = "bhsd",
     backend: str | None = None,
 ) -> torch.Tensor:
     """Truncate each row to its kept prefix, in place: lengths = min(lengths, keep).
@@ -30,9 +34,11 @@ def truncate_kv_(
     keep : int32 or int64 [B]
         Tokens that stay; negative counts as 0, more than the length changes nothing.
     caches : tensors [B, H, S, D] or [L, B, H, S, D], optional
-        Written only with scrub.
+        Written only with scrub. Of any type, and views; for the kernels the last stride must be 1.
     scrub : bool
-        Zero the slots that were dropped.
+        Zero the slots that were dropped, in all caches.
+    layout : "bhsd" or "bshd"
+        "bshd": caches are [B, S, H, D] or [L, B, S, H, D].
 
     Returns
     -------
@@ -47,7 +53,7 @@ def truncate_kv_(
     """
     _lengths(lengths, keep)
     batch = len(lengths)
-    checked = _caches([] if caches is None else caches, batch, lengths.device)
+    checked = _caches([] if caches is None else caches, batch, "lengths", lengths.device, layout)
     if scrub and not checked:
         raise ValueError("scrub=True needs caches: a list of tensors [B, H, S, D] or [L, B, H, S, D]")
     chosen = backends.resolve(backend, lengths.device)
@@ -66,6 +72,10 @@ def truncate_paged_kv_(
     backend: str | None = None,
 ) -> torch.Tensor:
     """Truncate each row and give its pages past ceil(keep / page_size) back, in place.
+
+    No page is lost: what is freed, kept and free before is freed, kept and free after. On a device, which the host does
+    not ask, pages that the free list has no room for stay in the table, and with num_free outside [0, F] all do; the
+    next call gives them back.
 
     Parameters
     ----------
@@ -117,6 +127,7 @@ def compact_kv_(
     start: torch.Tensor,
     count: torch.Tensor,
     *,
+    layout: str = "bhsd",
     backend: str | None = None,
 ) -> None:
     """Move slots of each row to the end of its prefix, in place: the accepted path of a draft tree.
@@ -124,10 +135,28 @@ def compact_kv_(
     Parameters
     ----------
     caches : tensors [B, H, S, D] or [L, B, H, S, D]
+        Written. Of any type, and views that do not overlap; a cache that layers share may stand here several times.
+        For the kernels the last stride must be 1.
     source : int32 or int64 [B, M]
-        Slots to move, in order. They may overlap their destination: all loads come first.
+        Slots to move, in order. They may overlap their destination: all loads come first. Kernels take M <= 4096.
     start, count : int32 or int64 [B]
         Slots source[b, :count[b]] go to start[b] .. start[b] + count[b] - 1.
+    layout : "bhsd" or "bshd"
+        "bshd": caches are [B, S, H, D] or [L, B, S, H, D].
+
+    Raises
+    ------
+    ValueError
+        Also for slots outside the caches, on the CPU. On a device, which the host does not ask, a row that names a
+        slot outside a cache (or a count outside [0, M]) stays as it is in that cache.
+
+    Examples
+    --------
+    >>> import torch
+    >>> cache = torch.arange(6.0).view(1, 1, 6, 1)
+    >>> compact_kv_([cache], torch.tensor([[2, 5]]), torch.tensor([1]), torch.tensor([2]))
+    >>> cache.flatten().tolist()
+    [0.0, 2.0, 5.0, 3.0, 4.0, 5.0]
     """
     checks.tensor("source", source, checks.INT_DTYPES, (None, None))
     batch, most = source.shape
@@ -135,7 +164,7 @@ def compact_kv_(
     checks.tensor("count", count, checks.INT_DTYPES, (batch,))
     for name, value in (("start", start), ("count", count)):
         checks.same_device(name, value, "source", source.device)
-    checked = _caches(caches, batch, source.device)
+    checked = _caches(caches, batch, "source", source.device, layout)
     if not checked:
         raise ValueError("caches must hold at least one tensor [B, H, S, D] or [L, B, H, S, D]")
     if source.device.type == "cpu":
@@ -158,18 +187,25 @@ def _lengths(lengths: torch.Tensor, keep: torch.Tensor) -> None:
     checks.same_device("keep", keep, "lengths", lengths.device)
 
 
-def _caches(caches: object, batch: int, device: torch.device) -> list[torch.Tensor]:
+def _caches(caches: object, batch: int, other: str, device: torch.device, layout: str) -> list[torch.Tensor]:
+    """Caches as [B, H, S, D] or [L, B, H, S, D], whatever their layout; one that layers share is listed once."""
+    checks.choice("layout", layout, LAYOUTS)
     if isinstance(caches, torch.Tensor) or not isinstance(caches, Sequence):
         raise TypeError(f"caches must be a list of tensors, got {type(caches).__name__}")
-    return [_cache(f"caches[{i}]", cache, batch, device) for i, cache in enumerate(caches)]
+    checked = {}
+    for i, cache in enumerate(caches):
+        _cache(f"caches[{i}]", cache, batch, layout)
+        checks.same_device(f"caches[{i}]", cache, other, device)
+        place = cache.data_ptr(), cache.dtype, cache.shape, cache.stride()
+        checked[place] = cache if layout == "bhsd" else cache.transpose(-3, -2)
+    return list(checked.values())
 
 
-def _cache(name: str, cache: object, batch: int, device: torch.device) -> torch.Tensor:
+def _cache(name: str, cache: object, batch: int, layout: str) -> None:
     if not isinstance(cache, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(cache).__name__}")
     if cache.dim() not in (4, 5) or cache.shape[-4] != batch:
-        raise ValueError(f"{name} must have shape [{batch}, H, S, D] or [L, {batch}, H, S, D], got {list(cache.shape)}")
+        inner = ", ".join(layout[1:].upper())
+        raise ValueError(f"{name} must have shape [{batch}, {inner}] or [L, {batch}, {inner}], got {list(cache.shape)}")
     if cache.element_size() > 8:
         raise TypeError(f"{name} must hold elements of at most 8 bytes, got {cache.dtype}")
-    checks.same_device(name, cache, "lengths", device)
-    return cache

@@ -22,6 +22,9 @@ def apply_penalties_(
 ) -> torch.Tensor:
     """Apply repetition, then frequency, then presence penalty to logits, in place.
 
+    A penalty that cannot be applied raises on the CPU. On a device, which the host does not ask, it is off for its
+    request: a repetition that is not greater than 0, and any value that is infinite or NaN.
+
     Parameters
     ----------
     logits : float32 / float16 / bfloat16 [B, V] or [B, K + 1, V]

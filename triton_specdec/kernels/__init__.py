@@ -1,16 +1,14 @@
-"""The fused Triton kernels: the only part of the package that imports triton.
-
-A stage that has no kernels yet raises and says what to do.
-"""
+"""The fused Triton kernels: the only part of the package that imports triton."""
 
 from __future__ import annotations
-
-from typing import Any, NoReturn
 
 import torch
 import triton
 
 from .filter import filter_logits, filter_sample, stack_source
+from .kv import compact_kv_, truncate_kv_
+from .pages import truncate_paged_kv_
+from .penalties import apply_penalties_
 from .probs import keep_mask, log_prob, probs
 from .sample import sample
 from .tree import verify_tree
@@ -32,15 +30,6 @@ def check_runs_on(device: torch.device) -> None:
             "ask for backend='reference'"
         )
 
-
-def _no_kernel(*args: Any, **options: Any) -> NoReturn:
-    raise NotImplementedError(
-        "this stage has no Triton kernel in this version: move the tensors to the CPU, or ask for backend='reference', "
-        "which copies them there"
-    )
-
-
-truncate_kv_ = truncate_paged_kv_ = compact_kv_ = apply_penalties_ = _no_kernel
 
 __all__ = [
     "apply_penalties_",

@@ -9,7 +9,7 @@ import numpy as np
 
 from .arithmetic import DTYPES, U16, U32, UNSIGNED, Array, from_bf16, to_bf16
 from .decode import Binder, Step, opcodes
-from .memory import fail
+from .memory import PARAMETER_BYTES, fail
 from .parse import Instruction, split_operands
 
 _PARAMETER = re.compile(r"\[\s*([\w$]+)\s*(?:\+\s*(\d+))?\s*\]$")
@@ -99,6 +99,8 @@ def ld(binder: Binder, instruction: Instruction) -> Step:
 
 def _load_parameter(binder: Binder, instruction: Instruction, type_name: str) -> Step:
     match = _PARAMETER.match(instruction.operands[1])
+    if match is None:
+        return _load_chosen_parameter(binder, instruction, type_name)
     name, offset = match[1], int(match[2] or 0)
     dtype = DTYPES[type_name]
     write = binder.writer(instruction.operands[0], type_name)
@@ -107,6 +109,20 @@ def _load_parameter(binder: Binder, instruction: Instruction, type_name: str) ->
     def step() -> None:
         data = machine.parameters.get(name, bytes(8))[offset:].ljust(dtype.itemsize, b"\0")
         write(np.frombuffer(data[: dtype.itemsize], dtype))
+
+    return step
+
+
+def _load_chosen_parameter(binder: Binder, instruction: Instruction, type_name: str) -> Step:
+    """A choice between pointers becomes one between the addresses of the parameters that hold them."""
+    machine = binder.machine
+    dtype = DTYPES[type_name]
+    address = binder.address(instruction.operands[1])
+    write = binder.writer(instruction.operands[0], type_name)
+
+    def step() -> None:
+        words = machine.parameter_words[address() // np.uint64(PARAMETER_BYTES)]
+        write(words.astype(UNSIGNED[dtype.itemsize]).view(dtype))
 
     return step
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .arithmetic import DTYPES, PREDICATE, U32, U64, UNSIGNED, Array
-from .memory import GlobalMemory, SharedMemory, Traffic, fail
+from .memory import PARAMETER_BYTES, GlobalMemory, SharedMemory, Traffic, fail
 from .parse import Instruction, Program, PtxError
 
 WARP = 32
@@ -71,6 +71,7 @@ class Machine:
         self.registers: list[Array] = []
         self.mask: Array | None = None
         self.parameters: dict[str, bytes] = {}
+        self.parameter_words: Array = np.zeros(0, U64)
         self.symbols: dict[str, int] = {}
         self.steps: list[Callable[[], None]] = []
         for instruction in program.instructions:
@@ -119,6 +120,8 @@ class Machine:
         self.memory = memory
         self.shared_bytes = shared_bytes
         self.parameters = {name: value for (name, _), value in zip(program.parameters, parameters, strict=False)}
+        self.parameter_words = np.frombuffer(b"".join(value.ljust(PARAMETER_BYTES, b"\0") for value in parameters), U64)
+        self.symbols.update({name: PARAMETER_BYTES * i for i, (name, _) in enumerate(program.parameters)})
         # Difference array over the instructions: warps that executed them.
         self._hits = np.zeros(len(program.instructions) + 2, np.int64)
         self._budget = MAX_STEPS

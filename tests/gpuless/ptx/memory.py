@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SECTOR_BYTES = 32
 WARP = 32
+# Parameters lie one after the other, whatever their type.
+PARAMETER_BYTES = 8
 NOBODY = -1
 SEVERAL = -2
 
