@@ -122,6 +122,21 @@ def test_kept_lengths():
     # Twelve committed: the draft is fed the last two again.
     assert rules.draft_kept_length(12) == 10
     assert [rules.kept_pages(n, 16) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+    cases = [(17, 15, 15), (4, 9, 4), (5, 0, 0), (5, -2, 0), (0, 3, 0), (20, 2**63 - 1, 20), (20, -(2**31), 0)]
+    assert [rules.truncated_length(length, keep) for length, keep, _ in cases] == [want for *_, want in cases]
+
+
+def test_pages_and_slots():
+    # Blocks 0 and 1 are kept; block 2 holds page 7, block 3 holds none.
+    assert [rules.is_freed(block, page, 2) for block, page in ((0, 5), (1, 0), (2, 7), (3, -1), (4, 0))] == [
+        *(False, False, True, False, True)
+    ]
+    assert [rules.is_slot(slot, 8) for slot in (-1, 0, 7, 8)] == [False, True, True, False]
+    # Start, count, columns, slots: three of four to slots 5, 6, 7 of eight.
+    assert rules.is_compaction(5, 3, 4, 8)
+    for wrong in ((6, 3, 4, 8), (-1, 3, 4, 8), (5, 5, 4, 8), (5, -1, 4, 8), (2**31 - 1, 1, 4, 8)):
+        assert not rules.is_compaction(*wrong)
+    assert rules.is_compaction(8, 0, 4, 8)
 
 
 def test_penalties():
@@ -132,6 +147,10 @@ def test_penalties():
     assert rules.repetition_penalty(-math.inf, 2.0, 0) == -math.inf
     assert rules.count_penalties(1.0, 3, 0.5, 0.25) == 1.0 - 1.5 - 0.25
     assert rules.count_penalties(1.0, 0, 0.5, 0.25) == 1.0
+    on = [rules.is_repetition_on(r) for r in (1.3, 1e-320, 0.0, -1.0, math.inf, math.nan)]
+    assert on == [True, True, False, False, False, False]
+    on = [rules.is_count_penalty_on(f) for f in (0.0, -2.0, 1e300, math.inf, -math.inf, math.nan)]
+    assert on == [True, True, True, False, False, False]
 
 
 def test_children_stand_behind_their_parents_and_hold_the_token():
