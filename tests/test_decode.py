@@ -405,12 +405,18 @@ def test_requests_are_checked_before_any_work(ids, options, error, words):
 
 
 def test_a_draft_that_breaks_its_promise_is_named():
-    class Short:
+    class Other:
+        def __init__(self, rows, width):
+            self.rows, self.width = rows, width
+
         def propose(self, state, num_tokens):
-            return Proposal(torch.zeros(1, 2, dtype=torch.int64), None, torch.tensor([2]))
+            q = None if self.width is None else torch.full((1, self.width, 13), 1 / 13)
+            return Proposal(torch.zeros(self.rows, 2, dtype=torch.int64), q, torch.tensor([2]))
 
     with pytest.raises(ValueError, match="proposed tokens"):
-        SpecDecoder(TARGET, Short()).generate([[1]])
+        SpecDecoder(TARGET, Other(2, None)).generate([[1]])
+    with pytest.raises(ValueError, match="draft must have shape"):
+        SpecDecoder(TARGET, Other(1, 4)).generate([[1]])
 
 
 def test_one_decoder_serves_several_threads():
@@ -481,6 +487,46 @@ def test_pads_are_no_drafts_in_the_statistics():
     out = SpecDecoder(TARGET, Scripted([-1, 3], [-1])).generate([[1, 2, 3]], SamplingParams(seed=0), max_new_tokens=4)
     assert (out.stats.drafted, out.stats.examined, out.stats.acceptance_rate) == (0, 0, 0)
     assert set(out.sources[0, 1:].tolist()) == {TokenSource.BONUS}
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_rounds_are_no_longer_than_what_is_proposed(rule):
+    class Counting(ToyModel):
+        fed = ()
+
+        def forward(self, tokens, cache, *, last=None):
+            self.fed += (tokens.shape[1],)
+            return super().forward(tokens, cache, last=last)
+
+    class Narrow:
+        """Proposes 0, 1, 2, 3, 0, ... tokens a round, in as many columns or in all of them."""
+
+        def __init__(self, padded):
+            self.padded, self.rounds = padded, 0
+
+        def propose(self, state, num_tokens):
+            n, self.rounds = self.rounds % 4, self.rounds + 1
+            tokens = torch.full((len(state.lengths), num_tokens if self.padded else n), 5)
+            return tokens, None, torch.full_like(state.lengths, n)
+
+    outs = []
+    for padded in (True, False):
+        target = Counting(13, 0)
+        decoder = SpecDecoder(target, Narrow(padded), rule=rule, num_speculative_tokens=6)
+        outs.append(decoder.generate(PROMPTS, seeded(), max_new_tokens=20))
+        assert set(target.fed[1:5]) == {1, 2, 3, 4}
+        assert len(outs[-1].stats.accepted_histogram) == 7
+    assert texts(outs[0]) == texts(outs[1])
+    assert outs[0].stats.accepted_histogram == outs[1].stats.accepted_histogram
+
+
+def test_more_tokens_than_asked_for_are_refused():
+    class Wide:
+        def propose(self, state, num_tokens):
+            return torch.zeros(1, num_tokens + 1, dtype=torch.int64), None, torch.tensor([1])
+
+    with pytest.raises(ValueError, match="at most 4 tokens a row, got 5"):
+        SpecDecoder(TARGET, Wide()).generate([[1]])
 
 
 def test_numpy_and_tensor_ids_are_ids():

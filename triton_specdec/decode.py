@@ -263,7 +263,9 @@ class _Generation:
             result = verify(
                 proposal.tokens,
                 filter_rows(
-                    state.adjusted(logits, proposal.tokens), state.round_params, vocab_size=self.valid_ids(logits)
+                    state.adjusted(logits, proposal.tokens),
+                    state.round_params(logits.shape[1]),
+                    vocab_size=self.valid_ids(logits),
                 ),
                 proposal.q,
                 num_draft_tokens=proposal.num_valid,
@@ -271,7 +273,7 @@ class _Generation:
                 seeds=state.seeds,
                 positions=state.lengths,
             )
-        step = torch.arange(self.num_drafts, device=logits.device)
+        step = torch.arange(proposal.tokens.shape[1], device=logits.device)
         count, vocab = proposal.num_valid[:, None], self.target.vocab_size
         usable = rules.is_usable_draft(proposal.tokens, step, count, vocab).int().cumprod(1).sum(1)
         self.commit(state, cache, result, usable, None)
@@ -289,13 +291,19 @@ class _Generation:
         if not isinstance(given, tuple) or len(given) != 3:
             raise TypeError(f"propose must return (tokens, q, num_valid), got {type(given).__name__}")
         tokens, q, num_valid = given
-        checks.tensor("proposed tokens", tokens, checks.INT_DTYPES, (batch, self.num_drafts))
+        checks.tensor("proposed tokens", tokens, checks.INT_DTYPES, (batch, None))
+        if tokens.shape[1] > self.num_drafts:
+            raise ValueError(f"propose must return at most {self.num_drafts} tokens a row, got {tokens.shape[1]}")
         checks.tensor("num_valid", num_valid, checks.INT_DTYPES, (batch,))
         for name, value in (("proposed tokens", tokens), ("num_valid", num_valid)):
             checks.same_device(name, value, "the target", state.tokens.device)
         # The coupled rule compares tokens and asks for no q.
         q = None if self.rule == "coupled" else q
-        return Proposal(tokens.long(), q, num_valid.clamp(0, self.num_drafts))
+        num_valid = num_valid.clamp(0, tokens.shape[1])
+        if q is None and tokens.device.type == "cpu":
+            # What nobody proposed need not be checked. On a GPU the host would have to wait to know.
+            tokens = tokens[:, : int(num_valid.max())]
+        return Proposal(tokens.long(), q, num_valid)
 
     def commit(
         self,

@@ -74,7 +74,6 @@ class Request:
             capacity,
             seeds,
             params,
-            params.repeated(num_drafts + 1),
             rule,
             torch.ones(batch, dtype=torch.bool, device=device),
             torch.tensor(lengths, dtype=torch.int32, device=device),

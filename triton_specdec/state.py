@@ -54,8 +54,8 @@ class DecodeState:
     bound : int
         A number no length exceeds, known to the host.
     seeds : int64 [B]
-    params, round_params : RowParams
-        One value a request, and one for each of its K + 1 rows.
+    params : RowParams
+        One value a request.
     rule : str
     logits_width : int
         Width of the target's logits; 0 before its first forward.
@@ -70,7 +70,6 @@ class DecodeState:
     capacity: int
     seeds: torch.Tensor
     params: RowParams
-    round_params: RowParams
     rule: str
     active: torch.Tensor  # bool [B]
     prompt_lengths: torch.Tensor  # int32 [B]
@@ -80,6 +79,13 @@ class DecodeState:
     logits_width: int = 0
     session: dict[str, Any] = field(default_factory=dict)
     _stop_tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
+    _repeated: dict[int, RowParams] = field(default_factory=dict, repr=False)
+
+    def round_params(self, rows: int) -> RowParams:
+        """One value for each of `rows` rows of a request."""
+        if rows not in self._repeated:
+            self._repeated[rows] = self.params.repeated(rows)
+        return self._repeated[rows]
 
     def anchors(self) -> torch.Tensor:
         """The last committed token of each row, [B, 1]."""

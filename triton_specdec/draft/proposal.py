@@ -17,7 +17,7 @@ class Proposal(NamedTuple):
 
     Attributes
     ----------
-    tokens : int64 [B, K]
+    tokens : int64 [B, K], or fewer columns
     q : FilteredLogits or probabilities [B, K, Vq], or None
         What the tokens were drawn from; None for a deterministic draft.
     num_valid : ints [B]
@@ -38,5 +38,8 @@ class Draft(Protocol):
     """
 
     def propose(self, state: DecodeState, num_tokens: int) -> Proposal:
-        """Up to `num_tokens` tokens that may follow state.tokens[b, :state.lengths[b]]."""
+        """Up to `num_tokens` tokens that may follow state.tokens[b, :state.lengths[b]].
+
+        Fewer columns make a shorter round: a draft that adapts how much it proposes returns what it wants checked.
+        """
         ...
