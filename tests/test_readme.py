@@ -28,3 +28,15 @@ def test_files_named_in_the_readme_exist():
         assert (ROOT / link).exists(), link
     for name in re.findall(r"`(test_\w+\.py)`", README):
         assert (ROOT / "tests" / name).exists(), name
+
+
+def test_the_table_of_families_is_what_is_tested():
+    from tiny_models import MAIN, MORE, REFUSED
+
+    rows = re.search(r"\| \| families \|\n(.*?)\n\n", README, re.S)[1].splitlines()[1:]
+    main, more, *refused = rows
+    for names, row in ((MAIN, main), (MORE, more)):
+        listed = re.sub(r" \(.*?\)", "", row.split("|")[2])
+        assert {name.strip() for name in listed.split(",")} == set(names)
+    for name in REFUSED:
+        assert any(re.search(rf"\b{name}\b", row) for row in refused), name
