@@ -9,7 +9,7 @@ from scipy import stats
 from toy import ToyModel
 
 from triton_specdec import SamplingParams, SpecDecoder, TokenSource
-from triton_specdec.draft import Proposal
+from triton_specdec.draft import PromptLookupDraft, Proposal
 from triton_specdec.models import load_embedded_pair
 from triton_specdec.reference.decode import decode
 
@@ -353,6 +353,7 @@ def test_a_model_with_hostile_logits_still_emits_ids_and_says_so():
         ({"nonsense": 3}, TypeError, "unexpected option 'nonsense'"),
         ({"draft": "ngram"}, ValueError, "'prompt_lookup'"),
         ({"draft": 3}, TypeError, "draft"),
+        ({"draft": PromptLookupDraft}, TypeError, r"write PromptLookupDraft\(\)"),
         ({"draft": ToyModel(14, 0)}, ValueError, "vocabulary"),
     ],
 )
@@ -371,7 +372,11 @@ def test_constructor_errors(options, error, words):
         ([1, 2], {}, TypeError, "list of id lists"),
         ("text", {}, TypeError, "input_ids"),
         (["text"], {}, TypeError, "encode it first"),
-        (torch.tensor([1, 2]), {}, ValueError, "input_ids"),
+        (torch.tensor([1, 2]), {}, ValueError, r"ids\[None\]"),
+        ({"input_ids": [[1]]}, {}, TypeError, "what a tokenizer returns"),
+        ([torch.tensor([[1, 2]])], {}, ValueError, r"input_ids\[0\] must be one list"),
+        (torch.tensor([[1, 2]]), {"attention_mask": torch.tensor([[-math.inf, 0.0]])}, ValueError, "1 for tokens"),
+        (torch.tensor([[1, 2]]), {"attention_mask": torch.tensor([[2, 1]])}, ValueError, "1 for tokens"),
         (torch.tensor([[1.0]]), {}, TypeError, "input_ids"),
         (torch.tensor([[1, 2, 3]]), {"attention_mask": torch.tensor([[1, 0, 1]])}, ValueError, "left or on the right"),
         (torch.tensor([[1, 2]]), {"attention_mask": torch.tensor([[0, 0]])}, ValueError, "empty"),

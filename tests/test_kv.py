@@ -179,6 +179,7 @@ def test_attention_over_a_truncated_cache_is_that_of_one_that_never_held_the_rej
         (lambda: truncate_kv_(torch.tensor([3]), ints(1)), TypeError, "lengths"),
         (lambda: truncate_kv_(ints(3), ints(1, 2)), ValueError, "keep"),
         (lambda: truncate_kv_(ints(3), ints(1), scrub=True), ValueError, "caches"),
+        (lambda: truncate_kv_(ints(5), ints(1), [torch.ones(1, 8, 4, 2)], scrub=True), ValueError, "have 4 slots"),
         (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(2, 1, 4, 2)]), ValueError, r"caches\[0\]"),
         (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(4, 2)]), ValueError, r"caches\[0\]"),
         (lambda: truncate_kv_(ints(3), ints(1), [torch.ones(1, 4, 1, 2)], layout="sbhd"), ValueError, "layout"),

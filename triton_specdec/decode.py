@@ -105,7 +105,7 @@ class SpecDecoder:
     ) -> None:
         checks.unknown_option("SpecDecoder", unknown, _INIT_NAMES)
         checks.choice("rule", rule, RULES)
-        if not isinstance(target, Model):
+        if isinstance(target, type) or not isinstance(target, Model):
             raise TypeError(f"target must be a Model{_WRAP}, got {type(target).__name__}")
         self.target = target
         self.num_speculative_tokens = checks.integer("num_speculative_tokens", num_speculative_tokens, 1)
@@ -113,6 +113,8 @@ class SpecDecoder:
         self.draft = self._as_draft(draft)
 
     def _as_draft(self, draft: Model | Draft | str | None) -> Draft | None:
+        if isinstance(draft, type):
+            raise TypeError(f"draft must be an object, got the class {draft.__name__}: write {draft.__name__}()")
         if isinstance(draft, str):
             checks.choice("draft", draft, ("prompt_lookup",))
             return PromptLookupDraft()
@@ -146,7 +148,7 @@ class SpecDecoder:
         Parameters
         ----------
         input_ids : list of id lists, or ints [B, T]
-            With a tensor, `attention_mask` tells the padding (left or right).
+            With a tensor, `attention_mask` tells the padding (left or right); without one, every id is text.
         sampling : SamplingParams, or one a prompt
             Default: SamplingParams().
         attention_mask : [B, T], optional

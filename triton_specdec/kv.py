@@ -56,6 +56,12 @@ def truncate_kv_(
     checked = _caches([] if caches is None else caches, batch, "lengths", lengths.device, layout)
     if scrub and not checked:
         raise ValueError("scrub=True needs caches: a list of tensors [B, H, S, D] or [L, B, H, S, D]")
+    if scrub and lengths.device.type == "cpu" and batch:
+        slots = min(cache.shape[-2] for cache in checked)
+        if int(lengths.max()) > slots:
+            raise ValueError(
+                f"lengths go up to {int(lengths.max())}, but caches have {slots} slots (layout={layout!r})"
+            )
     chosen = backends.resolve(backend, lengths.device)
     backends.layer(chosen).truncate_kv_(lengths, keep, checked if scrub else [])
     return lengths

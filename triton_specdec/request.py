@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,18 +139,27 @@ def _stop_ids(name: str, given: object, vocab_size: int) -> set[int]:
 
 def _prompts(input_ids: Prompts, attention_mask: torch.Tensor | None) -> list[list[int]]:
     if isinstance(input_ids, torch.Tensor):
+        if input_ids.dim() == 1:
+            raise ValueError("input_ids must be a tensor [B, T]: write ids[None] for one prompt")
         checks.tensor("input_ids", input_ids, checks.INT_DTYPES, (None, None))
         if attention_mask is None:
             return [row.tolist() for row in input_ids]
         if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != input_ids.shape:
             raise ValueError(f"attention_mask must be a tensor of shape {list(input_ids.shape)}")
         keep = attention_mask.bool()
+        # What is added to scores, 0 and -inf, would say the opposite.
+        if (keep != attention_mask).any():
+            raise ValueError("attention_mask must hold 1 for tokens and 0 for padding alone")
         # Padding on the left or on the right; a hole would shift the positions behind it.
         if ((keep[:, 1:] != keep[:, :-1]).sum(1) > 1).any():
             raise ValueError("attention_mask must pad each row on the left or on the right alone")
         return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
     if attention_mask is not None:
         raise ValueError("attention_mask goes with input_ids as a tensor; a list of id lists needs none")
+    if isinstance(input_ids, Mapping):
+        raise TypeError(
+            "input_ids got what a tokenizer returns: pass **encoded, or input_ids= and attention_mask= of it"
+        )
     if isinstance(input_ids, str | bytes) or not isinstance(input_ids, Sequence):
         raise TypeError(f"input_ids must be a list of id lists or a tensor [B, T], got {type(input_ids).__name__}")
     prompts = []
@@ -161,5 +170,7 @@ def _prompts(input_ids: Prompts, attention_mask: torch.Tensor | None) -> list[li
         if not isinstance(values, Sequence):
             what = "an int: write [[ids]] for one prompt" if isinstance(values, int) else type(prompt).__name__
             raise TypeError(f"input_ids must be a list of id lists, one a prompt: input_ids[{i}] is {what}")
+        if any(isinstance(value, list) for value in values):
+            raise ValueError(f"input_ids[{i}] must be one list of ids, or a tensor of one dimension")
         prompts.append([checks.integer(f"input_ids[{i}]", value) for value in values])
     return prompts

@@ -6,16 +6,23 @@ so nothing of the model's code is changed. What a model's attention does not tak
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
 from .. import checks
 from .cache import Reach
-from .roll_back import check_rolls_back, longest_text
+from .roll_back import check_rolls_back, longest_text, most_slots
 from .transformers_cache import cache_class
-from .transformers_checks import CACHE_NAMES, check_is_model, check_is_served, check_rows, named
+from .transformers_checks import (
+    CACHE_NAMES,
+    check_is_model,
+    check_is_served,
+    check_mode,
+    check_rows,
+    named,
+    parameters,
+)
 
 # A text of any length, for models that name no limit.
 _NO_LIMIT = 2**31 - 1
@@ -39,11 +46,11 @@ class TransformersModel:
     def __init__(self, model: Any, tokenizer: Any, vocab_size: int, max_length: int) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.vocab_size, self.max_length = vocab_size, max_length
-        self.eos_token_id = _eos(model, vocab_size)
-        takes = inspect.signature(model.forward).parameters
+        self.eos_token_id = _eos(model, vocab_size, _width(model, model.config.get_text_config()))
+        self.max_slots = most_slots(model, model.config.get_text_config(), _NO_LIMIT)
+        takes = parameters(model)
         self._cache_name = named(takes, *CACHE_NAMES)
         self._keep_name = "logits_to_keep" if "logits_to_keep" in takes else None
-        self._additive = model.config._attn_implementation == "eager"
 
     @property
     def device(self) -> torch.device:
@@ -52,7 +59,21 @@ class TransformersModel:
         return device
 
     def new_cache(self, batch_size: int, capacity: int) -> Any:
-        """An empty cache with `capacity` slots a row; memory is taken when the first tokens are fed."""
+        """An empty cache with `capacity` slots a row; memory is taken when the first tokens are fed.
+
+        Raises
+        ------
+        ValueError
+            More slots than the model's own masks have, or a model that has been changed since it was wrapped: set to
+            training, or to attention that takes no mask.
+        """
+        name = type(self.model).__name__
+        check_mode(self.model, name)
+        if capacity > self.max_slots:
+            raise ValueError(
+                f"{name} masks by the longest row of a batch, up to {self.max_slots} slots: prompt, answer and drafts "
+                f"(2 K + 1 beyond the end) take {capacity}"
+            )
         return cache_class()(batch_size, capacity, self.device)
 
     def forward(self, tokens: torch.Tensor, cache: Any, *, last: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,7 +103,7 @@ class TransformersModel:
     def _mask(self, reach: Reach) -> torch.Tensor:
         """[B, 1, n, S]: what may be attended to as bool, or as what is added to the scores."""
         seen = reach.attended()[:, None]
-        if not self._additive:
+        if self.model.config._attn_implementation != "eager":
             return seen
         least = torch.finfo(self.model.dtype).min
         return torch.zeros_like(seen, dtype=self.model.dtype).masked_fill_(~seen, least)
@@ -104,11 +125,11 @@ def from_transformers(
     ----------
     model : transformers.PreTrainedModel
         A causal language model in evaluation mode, with attention "sdpa" or "eager", on one device.
-    tokenizer : optional
+    tokenizer : object with get_vocab(), optional
         With it the ids are those of the tokenizer (a model's logits may be wider), and `SpecDecoder` refuses a draft
         of another tokenizer.
     vocab_size : int, optional
-        The valid ids: `len(tokenizer)`, or the width of the logits, where not given.
+        The valid ids: up to the tokenizer's last, or the width of the logits, where not given.
     max_length : int, optional
         Most tokens of prompt and answer: what the model's config says, where not given. A model with sliding windows
         serves texts that stay within them: give the window.
@@ -123,11 +144,16 @@ def from_transformers(
     Raises
     ------
     TypeError
-        Not a Transformers model.
+        Not a Transformers model, or not a tokenizer.
     ValueError
         A model this cannot serve, by name: recurrent or convolutional layers, sliding windows shorter than
         `max_length`, encoder-decoders, no position ids, other attention kernels, several devices; one in training
         mode; or one whose logits differ from those of single rows.
+
+    Notes
+    -----
+    Of the model's generation config only `eos_token_id` is used: temperature, penalties and the like are given to
+    `SpecDecoder.generate` as SamplingParams.
 
     Examples
     --------
@@ -147,24 +173,35 @@ def from_transformers(
     longest = longest if max_length is None else int(max_length)
     check_rolls_back(model, config, longest)
     check_is_served(model, name)
-    wrapped = TransformersModel(model, tokenizer, _vocab_size(model, tokenizer, vocab_size), longest)
+    wrapped = TransformersModel(model, tokenizer, _vocab_size(model, config, tokenizer, vocab_size), longest)
     if check:
         check_rows(wrapped, name)
     return wrapped
 
 
-def _eos(model: Any, vocab_size: int) -> list[int]:
+def _eos(model: Any, vocab_size: int, width: int) -> list[int]:
+    """The ids of the generation config that end a text; those beyond the model's head never come."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [] if ids is None else [ids] if isinstance(ids, int) else ids
+    ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+    never = [i for i in ids if vocab_size <= i < width]
+    if never:
+        raise ValueError(f"eos_token_id {never[0]} is no id below vocab_size={vocab_size}: no text would end there")
     return [int(i) for i in ids if 0 <= i < vocab_size]
 
 
-def _vocab_size(model: Any, tokenizer: Any, vocab_size: int | None) -> int:
-    width = int(model.get_output_embeddings().weight.shape[0])
-    # Ids are fed as well as drawn.
-    width = min(width, int(model.get_input_embeddings().weight.shape[0]))
+def _width(model: Any, config: Any) -> int:
+    """Ids that can be fed and drawn: rows of the embedding and of the head, where they tell (they may be quantised)."""
+    ends = (getattr(end, "weight", None) for end in (model.get_input_embeddings(), model.get_output_embeddings()))
+    return min([int(w.shape[0]) for w in ends if isinstance(w, torch.Tensor)] or [int(config.vocab_size)])
+
+
+def _vocab_size(model: Any, config: Any, tokenizer: Any, vocab_size: int | None) -> int:
+    width = _width(model, config)
+    if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
+        raise TypeError(f"tokenizer must have a get_vocab(), got {type(tokenizer).__name__}: load it first")
     if vocab_size is None:
-        return width if tokenizer is None else min(width, len(tokenizer))
+        # Ids may have holes, so their number is not the last of them.
+        return width if tokenizer is None else min(width, 1 + max(tokenizer.get_vocab().values()))
     if not 1 <= checks.integer("vocab_size", vocab_size) <= width:
         raise ValueError(f"vocab_size must be in [1, {width}], the width of the model's head, got {vocab_size}")
     return int(vocab_size)

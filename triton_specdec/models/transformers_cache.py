@@ -31,7 +31,6 @@ def cache_class() -> type:
             RowCache.__init__(self, batch_size, capacity, device)
             self.keys: list[torch.Tensor] = []
             self.values: list[torch.Tensor] = []
-            self.layers: list[Any] = []
             self.current: Reach | None = None
 
         def update(
@@ -74,6 +73,10 @@ def cache_class() -> type:
 
         def __repr__(self) -> str:
             return f"TransformersCache(rows={len(self.lengths)}, capacity={self.capacity})"
+
+        @property
+        def layers(self) -> list[Any]:  # type: ignore[override]
+            raise NotImplementedError("a cache of rows keeps no objects for its layers")
 
         @property
         def is_sliding(self) -> list[bool]:
