@@ -62,7 +62,7 @@ class Counted:
         return self.new_tokens / statistics.median(self.seconds)
 
 
-class HostReads(TorchDispatchMode):  # type: ignore[misc]
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations that a GPU's host would wait for."""
 
     count = 0
@@ -101,7 +101,7 @@ def ways(pair: Pair, num_drafts: int, temperature: float) -> dict[str, Callable[
     """Every way to decode the prompts."""
     target, draft = from_transformers(pair.target), from_transformers(pair.draft)
     each = [SamplingParams(temperature, seed=i) for i in range(len(pair.prompts))]
-    options = {"max_new_tokens": pair.max_new_tokens}
+    options: dict[str, Any] = {"max_new_tokens": pair.max_new_tokens}
 
     def ours(*draft: Any, batched: bool = True) -> Decoded:
         decoder = SpecDecoder(target, *draft, num_speculative_tokens=num_drafts)
@@ -110,7 +110,7 @@ def ways(pair: Pair, num_drafts: int, temperature: float) -> dict[str, Callable[
         texts = [row[:n].tolist() for out in outs for row, n in zip(out.sequences, out.lengths.tolist(), strict=True)]
         return Decoded(texts, sum(out.stats.host_reads for out in outs))
 
-    sampled = {"do_sample": False, **options}
+    sampled: dict[str, Any] = {"do_sample": False, **options}
     if temperature > 0:
         sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, **options}
 
@@ -153,7 +153,7 @@ def _counting(pair: Pair, counted: Counted) -> Iterator[HostReads]:
         model.register_forward_pre_hook(hook(kind), with_kwargs=True)
         for kind, model in (("target", pair.target), ("draft", pair.draft))
     ]
-    reads = HostReads()
+    reads = HostReads()  # type: ignore[no-untyped-call]
     try:
         with reads:
             yield reads

@@ -1,4 +1,4 @@
-"""Command line: `triton-specdec demo`, also `python -m triton_specdec`."""
+"""Command line: `triton-specdec demo | bench`, also `python -m triton_specdec`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def build_parser() -> argparse.ArgumentParser:
         "SmolLM2-135M-Instruct, which pip fetches once from the package index, and prompt lookup.",
     )
     _add_demo_options(demo)
+    # Its options are its own (see `_bench`): what it needs is imported when it runs.
+    commands.add_parser("bench", add_help=False, help="check every stage, and measure it beside other libraries")
     return parser
 
 
@@ -63,7 +65,10 @@ def _add_demo_options(demo: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0, 1 where a check failed, 2 for wrong arguments or what is missing."""
-    args = build_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["bench"]:
+        return _bench(given[1:])
+    args = build_parser().parse_args(given)
     from . import demo
     from .fetch import FetchError
 
@@ -76,6 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, ImportError, OSError, FetchError) as error:
         print(f"triton-specdec {args.command}: {error}", file=sys.stderr)
         return 2
+
+
+def _bench(argv: Sequence[str]) -> int:
+    """The benchmark suite, which stands beside the package as the reference does."""
+    try:
+        from .bench import run
+    except ModuleNotFoundError as error:
+        print(f"triton-specdec bench: {error}; install the package, or run python -m bench.run", file=sys.stderr)
+        return 2
+    return run.main(argv, prog="triton-specdec bench")
 
 
 def _at_least(low: int) -> Callable[[str], int]:

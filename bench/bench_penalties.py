@@ -1,0 +1,16 @@
+"""Stage penalties under pytest-benchmark: every provider that is here, checked, at a few points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .cases import Case
+from .pairs import benched, pairs
+from .providers import Provider
+
+
+@pytest.mark.parametrize(("provider", "case"), pairs("penalties"))
+def test_penalties(benchmark: Any, provider: Provider, case: Case) -> None:
+    benched(benchmark, provider, case)
