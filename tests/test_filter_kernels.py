@@ -301,6 +301,25 @@ def test_long_supports_are_read_three_times(kind):
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("kind", "seeds"),
+    [
+        # The cut falls between two groups of ties, or beside the group that a sample of the row names.
+        ("ties", (2, 4, 7)),
+        # A sample that errs by more than the pivots are apart costs one more reading.
+        ("normal", (3, 11)),
+        ("flat", (5, 9)),
+    ],
+)
+def test_no_row_is_read_more_than_four_times(kind, seeds):
+    x = torch.cat([rows(kind, 1, 151936, torch.bfloat16, seed=seed) for seed in seeds])
+    for options in ({"top_p": 0.9}, {"top_p": 0.5}):
+        many = reads(x, **options)
+        assert many.max() <= (3.1 if kind == "ties" else 4.1), options
+        assert many.mean() <= 3.6
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_scan_reads_once_and_writes_little(dtype):
     x = rows("normal", 2, 151936, dtype)

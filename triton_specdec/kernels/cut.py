@@ -151,31 +151,48 @@ def rank_candidates(row, count, bracket, filters, total, sum_top_k, sum_all):
 
 
 @triton.jit
-def guess_pivots(row, filters, total, mass_all, num_finite, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
-    """Keys around the cut that an even sample of the row suggests [PIVOTS], and a key behind it with its rank."""
+def guess_pivots(row, bracket, filters, total, mass_all, is_first, HAS_MASK: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys around the cut that an even sample of the row suggests [PIVOTS], and a key behind it with its rank.
+
+    What the sample holds of the bracket stands for all of it: once the bracket is a part of the row, for its size.
+    """
     SAMPLE: tl.constexpr = CANDIDATES
     lane = tl.arange(0, SAMPLE)
     tile = (lane // WIDTH) * row.num_tiles // (SAMPLE // WIDTH if SAMPLE > WIDTH else 1)
     key = tl.sort(key_of(load_ids(row, tile * WIDTH + lane % WIDTH, HAS_MASK)))
-    weight = tl.where(key < END, fast_weights(value_of(key), row), 0.0)
-    each = num_finite.to(tl.float64) / tl.maximum(tl.sum((key < END).to(tl.int32), 0), 1).to(tl.float64)
-    # From the tail, which many tokens make up: a few heavy ones would spoil an estimate from the head.
-    tail = (tl.sum(weight, 0) - tl.cumsum(weight, 0) + weight).to(tl.float64) * each
-    rank = (lane * each).to(tl.int32)
-    kept = keeps(rank, mass_all - tail, weight.to(tl.float64), total, filters) & (key < END)
-    centre = tl.sum(kept.to(tl.int32), 0)
-    # A rank of the sample errs by about 22 at most. The middle is pinned from both sides, for ties.
+    passed = tl.sum((key < bracket.first).to(tl.int32), 0)
+    inside = (key >= bracket.first) & (key < bracket.last)
+    weight = tl.where(inside, fast_weights(value_of(key), row), 0.0)
+    number = tl.maximum(tl.sum(inside.to(tl.int32), 0), 1)
+    each = (bracket.rank_last - bracket.rank).to(tl.float64) / number.to(tl.float64)
+    rank = bracket.rank + ((lane - passed) * each).to(tl.int32)
+    # From the tail, which many tokens make up: a few heavy ones would spoil an estimate from the head. What precedes a
+    # later bracket is known. A first one that is not the row is the top-k.
+    up_to = tl.cumsum(weight, 0)
+    tail = tl.where(bracket.last == END, mass_all, total) - (tl.sum(weight, 0) - up_to + weight).to(tl.float64) * each
+    before = tl.where(is_first, tail, bracket.mass + (up_to - weight).to(tl.float64) * each)
+    kept = keeps(rank, before, weight.to(tl.float64), total, filters) & inside
+    centre = passed + tl.sum(kept.to(tl.int32), 0)
+    # A rank of the sample errs by about 22 at most.
     i = tl.arange(0, PIVOTS)
-    away = tl.where(i < 3, tl.where(i == 0, -48, tl.where(i == 1, -24, -8)), 0)
-    away = tl.where(i > 4, tl.where(i == 7, 48, tl.where(i == 6, 24, 8)), away)
-    place = tl.minimum(tl.maximum(centre + away, 0), SAMPLE - 1)
-    behind = tl.minimum(centre + 4 + (2 * tl.sqrt(centre.to(tl.float32))).to(tl.int32), SAMPLE - 1)
+    place = tl.minimum(tl.maximum(centre + around(i), 0), SAMPLE - 1)
+    previous = tl.minimum(tl.maximum(centre + around(i - 1), 0), SAMPLE - 1)
+    behind = tl.minimum(centre + 4 + (2 * tl.sqrt((centre - passed).to(tl.float32))).to(tl.int32), SAMPLE - 1)
     tl.debug_barrier()
     tl.store(row.candidates + lane, key.to(tl.int64))
     tl.debug_barrier()
-    pivots = tl.load(row.candidates + place).to(tl.int32) + (i == 4).to(tl.int32)
+    pivots = tl.load(row.candidates + place).to(tl.int32)
+    # Ties are pinned from both sides: the second pivot of a value stands behind it.
+    pivots += ((i > 0) & (tl.load(row.candidates + previous).to(tl.int32) == pivots)).to(tl.int32)
     end = tl.load(row.candidates + behind).to(tl.int32)
-    return pivots, end, (behind * each).to(tl.int32)
+    return pivots, end, bracket.rank + ((behind - passed) * each).to(tl.int32)
+
+
+@triton.jit
+def around(i):
+    """Places of the pivots in the sample, from the cut: -48, -24, -8, 0, 0, 8, 24, 48."""
+    away = tl.where(i < 3, tl.where(i == 0, -48, tl.where(i == 1, -24, -8)), 0)
+    return tl.where(i > 4, tl.where(i == 7, 48, tl.where(i == 6, 24, 8)), away)
 
 
 @triton.jit
@@ -317,8 +334,9 @@ def find_cut(
             filters.least,
         )
         is_long = (bracket.rank_last - bracket.rank > CANDIDATES) & (bracket.first + 1 < bracket.last)
-        if (guessed == 0) & tl.where(phase == TOPS, tries == 2, is_long):
-            pivots, guess, guess_rank = guess_pivots(row, now, total, mass_all, num_finite, HAS_MASK, WIDTH)
+        stale = (guessed == 2) & is_long & (phase != TOPS)
+        if stale | ((guessed == 0) & tl.where(phase == TOPS, tries == 2, is_long)):
+            pivots, guess, guess_rank = guess_pivots(row, bracket, now, total, mass_all, guessed == 0, HAS_MASK, WIDTH)
             guessed += 1
         if phase == TOPS:
             if tries < 2:
@@ -331,9 +349,10 @@ def find_cut(
                 ready = guess_rank - bracket.rank <= CANDIDATES - CANDIDATES // 4
         else:
             if is_long:
-                if guessed == 2:
+                # Two guesses, and from then on what is certain to end.
+                if guessed == 4:
                     pivots = even_pivots(bracket)
-                guessed = tl.full([], 2, tl.int32)
+                guessed = tl.minimum(guessed + 1, 4)
                 pivots = tl.minimum(tl.maximum(pivots, bracket.first + 1), bracket.last - 1)
                 listed = list_tiles(row, bracket.last - 1, PADDED)
                 counts, masses = weigh_pivots(row, pivots, listed, HAS_MASK, WIDTH)
