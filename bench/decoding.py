@@ -16,10 +16,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triton_specdec import SamplingParams, SpecDecoder
-from triton_specdec.models import from_transformers, load_embedded_pair
-from triton_specdec.models.convert import to_transformers
+from triton_specdec.models import from_transformers, load_embedded_pair, to_transformers
 from triton_specdec.models.embedded import encode
 from triton_specdec.models.llama import LlamaConfig, LlamaModel
+
+from .call import importable
+from .rows import CALLS, WALL, WALL_GPU, Row
+from .state import State
 
 PROMPTS = (
     "MIRANDA:\nO, wonder!\nHow many goodly creatures are there here!\n",
@@ -27,6 +30,8 @@ PROMPTS = (
     "HAMLET:\nTo be, or not to be: that is the question:\n",
     "ROSALIND:\nAll the world's a stage,\nAnd all the men and women merely players:\n",
 )
+PLAIN = "transformers plain, batch"
+COUNTS = ("target_forwards", "draft_forwards", "target_tokens_fed", "draft_tokens_fed", "host_reads")
 # Operations whose result the host needs before it can go on: on a GPU each waits for the device.
 _HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")
 
@@ -50,6 +55,7 @@ class Counted:
     host_reads: int = 0
     texts: list[list[int]] = dataclasses.field(default_factory=list)
     seconds: list[float] = dataclasses.field(default_factory=list)
+    on_cpu: bool = True
 
     @property
     def new_tokens(self) -> int:
@@ -83,9 +89,9 @@ class Pair:
     max_new_tokens: int
 
 
-def embedded_pair(max_new_tokens: int = 128) -> Pair:
+def embedded_pair(max_new_tokens: int = 128, device: torch.device | str = "cpu") -> Pair:
     """The embedded pair without its windows, as Transformers models; texts stay near the length it was trained on."""
-    models = [to_transformers(_without_window(model)) for model in load_embedded_pair()]
+    models = [to_transformers(_without_window(model)).to(device) for model in load_embedded_pair()]
     for model in models:
         model.generation_config.pad_token_id = 0
     return Pair(models[0], models[1], [encode(text) for text in PROMPTS], max_new_tokens)
@@ -116,8 +122,9 @@ def ways(pair: Pair, num_drafts: int, temperature: float) -> dict[str, Callable[
 
     def theirs(prompts: Sequence[list[int]], **more: Any) -> Decoded:
         longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        device = pair.target.device
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
         out = pair.target.generate(ids, attention_mask=mask, **sampled, **more)
         return Decoded(out[:, longest:].tolist(), 0)
 
@@ -133,7 +140,7 @@ def ways(pair: Pair, num_drafts: int, temperature: float) -> dict[str, Callable[
         "triton_specdec, one by one": lambda: ours(draft, batched=False),
         "triton_specdec, plain, batch": lambda: ours(),
         "transformers assisted, one by one": assisted,
-        "transformers plain, batch": lambda: theirs(pair.prompts),
+        PLAIN: lambda: theirs(pair.prompts),
     }
 
 
@@ -162,19 +169,24 @@ def _counting(pair: Pair, counted: Counted) -> Iterator[HostReads]:
             handle.remove()
 
 
-def compare(pair: Pair, num_drafts: int = 4, temperature: float = 0.8, repeats: int = 3) -> list[Counted]:
-    """All ways in turn: once counted, then `repeats` times on the clock, interleaved."""
+def compare(
+    pair: Pair, num_drafts: int = 4, temperature: float = 0.8, repeats: int = 3, seconds: float = 600.0
+) -> list[Counted]:
+    """All ways in turn: once counted, then up to `repeats` times on the clock, interleaved, within so many seconds."""
     torch.manual_seed(0)
     rows: list[Counted] = []
+    end = time.perf_counter() + seconds
     todo = ways(pair, num_drafts, temperature)
     for name, decode in todo.items():
-        counted = Counted(name)
+        counted = Counted(name, on_cpu=pair.target.device.type == "cpu")
         with _counting(pair, counted) as reads:
             decoded = decode()
         # What a library waits for inside of torch, and the transfers of our loop, which are none on a CPU.
         counted.texts, counted.host_reads = decoded.texts, reads.count + decoded.host_reads
         rows.append(counted)
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        if repeat and time.perf_counter() > end:
+            break
         for counted, decode in zip(rows, todo.values(), strict=True):
             start = time.perf_counter()
             decode()
@@ -182,20 +194,62 @@ def compare(pair: Pair, num_drafts: int = 4, temperature: float = 0.8, repeats: 
     return rows
 
 
-def table(rows: Sequence[Counted]) -> str:
-    """Markdown; the last column is relative to the first way."""
-    names = ("", "target forwards", "draft forwards", "tokens fed (target, draft)", "host reads", "tokens/s", "ratio")
-    lines = ["| " + " | ".join(names) + " |", "| --- " * len(names) + "|"]
+def what_differs(rows: Sequence[Counted]) -> dict[str, str]:
+    """Ways whose greedy text is not that of Transformers' plain generation, and how much of it is."""
+    want = next(row.texts for row in rows if row.name == PLAIN)
+    wrong = {}
     for row in rows:
-        fed = f"{row.target_tokens_fed}, {row.draft_tokens_fed}"
-        ratio = f"{row.tokens_per_second / rows[0].tokens_per_second:.2f}"
-        cells = (row.name, row.target_forwards, row.draft_forwards, fed, row.host_reads, f"{row.tokens_per_second:.0f}")
-        lines.append("| " + " | ".join(map(str, (*cells, ratio))) + " |")
-    return "\n".join(lines)
+        same = [a == b for x, y in zip(row.texts, want, strict=True) for a, b in zip(x, y, strict=True)]
+        # On a GPU the logits of one position and of K + 1 round differently, and near ties may fall the other way.
+        if sum(same) < (1.0 if row.on_cpu else 0.9) * len(same):
+            wrong[row.name] = f"{sum(same)} of {len(same)} greedy tokens are those of {PLAIN}"
+    return wrong
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def measure(state: State, seconds: float) -> None:
+    """The stage of the benchmark: counts and times of every way, greedy first, whose text is checked."""
+    state.say(f"decode: {seconds:.0f} s at most")
+    why = importable("transformers")
+    if why:
+        state.leave([Row("decode", "transformers", status="absent", note=why)])
+        return
+    tokens, repeats = (16, 1) if state.quick else (64, 3) if state.device.type == "cuda" else (128, 3)
+    pair = embedded_pair(tokens, state.device)
+    started = time.monotonic()
+    wrong: dict[str, str] = {}
     for temperature in (0.0, 0.8):
-        print(f"T = {temperature}")
-        print(table(compare(embedded_pair(), 4, temperature)))
+        left = seconds - (time.monotonic() - started)
+        if left < 0:
+            state.leave([Row("decode", "triton", filter=f"T={temperature}", status="left out", note="time is up")])
+            return
+        rows = compare(pair, 4, temperature, repeats, left / (2 if temperature == 0 else 1))
+        if temperature == 0:
+            wrong = what_differs(rows)
+            state.wrong += [f"decode: {name}: {text}" for name, text in wrong.items() if name.startswith("triton")]
+        plain = next(row for row in rows if row.name == PLAIN)
+        for row in rows:
+            state.leave(_csv_rows(row, plain, f"T={temperature}", tokens, wrong.get(row.name)))
+
+
+def _csv_rows(row: Counted, plain: Counted, filter: str, tokens: int, wrong: str | None) -> Iterator[Row]:
+    note = f"embedded pair without its windows, {len(row.texts)} prompts, {tokens} new tokens each"
+    fixed: dict[str, Any] = {"V": 256, "B": len(row.texts), "K": 4, "dtype": "fp32", "filter": filter, "note": note}
+    if wrong:
+        yield Row("decode", row.name, **{**fixed, "status": "wrong", "note": wrong})
+        return
+    for metric in COUNTS:
+        value = float(getattr(row, metric))
+        yield Row("decode", row.name, **fixed, what="count", metric=metric.replace("_", " "), value=value, origin=CALLS)
+    low, high = (row.new_tokens / s for s in (max(row.seconds), min(row.seconds)))
+    yield Row(
+        "decode",
+        row.name,
+        **fixed,
+        metric="generate",
+        value=row.tokens_per_second,
+        unit="tokens/s",
+        p20=low,
+        p80=high,
+        ratio=row.tokens_per_second / plain.tokens_per_second,
+        origin=WALL if row.on_cpu else WALL_GPU,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import counts, traffic
+from . import counts, decoding, traffic
 from .call import Call, copied
 from .cases import Case, points
 from .check import forget, what_is_wrong
@@ -47,6 +47,8 @@ def measure(state: State, name: str, seconds: float) -> None:
     stage = Stage(name, min(seconds, state.left()))
     if name == "counts":
         return _counts(state, stage)
+    if name == "decode":
+        return decoding.measure(state, stage.seconds)
     state.say(f"{name}: {stage.seconds:.0f} s at most")
     if state.device.type == "cuda":
         stage.bandwidth = copy_bandwidth(state.device)

@@ -20,6 +20,8 @@ from .cases import Case
 # Where a value comes from. Nothing but the first two is a time.
 EVENTS = "CUDA events"
 WALL = "wall clock, CPU"
+WALL_GPU = "wall clock, host and GPU"
+CALLS = "counted calls of the models; host reads: operations a GPU's host waits for"
 COUNTED = "counted, PTX sm_90 on a CPU"
 MODEL = "model, lower bound from counts; not a time"
 SOURCE = "from the source, not measured"

@@ -21,14 +21,15 @@ from .measure import measure
 from .providers import PROVIDERS, Provider, by_name
 from .rows import Row, versions
 from .state import State
+from .tables import decode
 from .warm import warm
 
 # Seconds of each stage; what one leaves over the next may use.
 SECONDS = {
-    ("cuda", False): {"filter": 150, "verify": 150, "sample": 110, "kv": 50, "penalties": 40},
-    ("cuda", True): {"filter": 25, "verify": 25, "sample": 20, "kv": 10, "penalties": 10},
-    ("cpu", False): {"counts": 300, "filter": 40, "verify": 25, "sample": 40, "kv": 20, "penalties": 5},
-    ("cpu", True): {"counts": 52, "filter": 9, "verify": 7, "sample": 8, "kv": 9, "penalties": 3},
+    ("cuda", False): {"filter": 140, "verify": 140, "sample": 110, "kv": 40, "penalties": 30, "decode": 50},
+    ("cuda", True): {"filter": 25, "verify": 25, "sample": 20, "kv": 10, "penalties": 10, "decode": 15},
+    ("cpu", False): {"counts": 300, "filter": 40, "verify": 25, "sample": 40, "kv": 20, "penalties": 5, "decode": 90},
+    ("cpu", True): {"counts": 52, "filter": 9, "verify": 7, "sample": 8, "kv": 9, "penalties": 3, "decode": 6},
 }
 GRACE_SECONDS = 45
 
@@ -38,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="few small points, a minute on two CPU cores (default)")
     size.add_argument("--full", action="store_true", help="all points that fit into nine minutes of a GPU")
-    stages = (*STAGES, "counts")
+    stages = (*STAGES, "counts", "decode")
     parser.add_argument("--stage", action="append", choices=stages, help="this stage only; may be repeated (all)")
     parser.add_argument("--provider", action="append", help="this provider only; may be repeated (all)")
     parser.add_argument(
@@ -126,7 +127,7 @@ def command_of(args: argparse.Namespace) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """The measured times, one line a point, and how many rows of each other kind there are."""
-    timed = [row for row in rows if row.what == "time" and row.value is not None]
+    timed = [row for row in rows if row.what == "time" and row.value is not None and row.stage != "decode"]
     names = list(dict.fromkeys(row.provider for row in timed))
     lines = [f"{'microseconds (x: plain PyTorch over this)':56}" + "".join(f"{name:>24}" for name in names)]
     for key in dict.fromkeys(_key(row) for row in timed):
@@ -136,7 +137,14 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         name = row.status if row.status != "ok" else row.what
         others[name] = others.get(name, 0) + 1
-    return "\n".join([*(lines if timed else []), ", ".join(f"{name}: {n}" for name, n in others.items())])
+    loop = decode([row for row in rows if row.status == "ok"]).split("\n\n")[0] if _has_decode(rows) else ""
+    return "\n".join(
+        [*(lines if timed else []), *([loop] if loop else []), ", ".join(f"{name}: {n}" for name, n in others.items())]
+    )
+
+
+def _has_decode(rows: Sequence[Row]) -> bool:
+    return any(row.stage == "decode" and row.status == "ok" for row in rows)
 
 
 def _key(row: Row) -> str:

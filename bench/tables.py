@@ -127,6 +127,23 @@ def wall(rows: Sequence[Row]) -> str:
     return "\n\n".join([table(head, lines), text, caption(found)])
 
 
+def decode(rows: Sequence[Row]) -> str:
+    """The loop beside Transformers' own generation."""
+    found = [row for row in rows if row.stage == "decode" and row.value is not None]
+    if not found:
+        return "The loop has not been measured yet."
+    heads = ("target forwards", "draft forwards", "target tokens fed", "draft tokens fed", "host reads")
+    lines = []
+    for provider, at, device in dict.fromkeys((row.provider, row.filter, row.device) for row in found):
+        own = {r.metric: r for r in found if (r.provider, r.filter, r.device) == (provider, at, device)}
+        time = own["generate"]
+        cells = [f"{own[name].value:.0f}" for name in heads]
+        lines.append([at, provider, *cells, f"{time.value:.0f}", f"{time.ratio:.2f}"])
+    head = ["", "", *heads, "tokens/s", "ratio to plain generate"]
+    text = found[0].note[0].upper() + found[0].note[1:] + "; K = 4, float32."
+    return "\n\n".join([table(head, lines), text, caption(found)])
+
+
 def gpu(rows: Sequence[Row]) -> str:
     """Times on GPUs, if there are any."""
     found = [row for row in _chosen(rows, what="time", origin=EVENTS) if row.metric == "graph"]
@@ -141,7 +158,13 @@ def gpu(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-BLOCKS: dict[str, Callable[[Sequence[Row]], str]] = {"traffic": traffic, "counts": counts, "wall": wall, "gpu": gpu}
+BLOCKS: dict[str, Callable[[Sequence[Row]], str]] = {
+    "traffic": traffic,
+    "counts": counts,
+    "wall": wall,
+    "decode": decode,
+    "gpu": gpu,
+}
 MARKS = re.compile(r"(<!-- bench:begin (\w+) -->\n)(.*?)(<!-- bench:end \2 -->)", re.S)
 
 
