@@ -483,3 +483,39 @@ def test_spills(target):
     for launch in launches:
         code = report(compile_for(launch, target))
         assert (code.spills, code.stack_bytes) == (0, 0), launch.name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_numbers_of_drafts_that_do_not_fit_32_bits(mode):
+    count = torch.tensor([0, -(2**32) + 5, -(2**63) + 5, -1, 2**32 + 1])
+    u = torch.full((5, 3), 0.3, dtype=torch.float64)
+    p = torch.full((5, 3, 70), 1 / 70)
+    for drafts in (0, 2):
+        tokens = torch.full((5, drafts), 7)
+        want = verify(tokens, p[:, : drafts + 1], None, num_draft_tokens=count, uniforms=u[:, : drafts + 1])
+        with machine(mode) as m:
+            args = m.put(tokens), m.put(p[:, : drafts + 1].contiguous()), None
+            options = {"num_draft_tokens": m.put(count), "uniforms": m.put(u[:, : drafts + 1].contiguous())}
+            got = verify(*args, **options, backend="triton")
+        assert torch.equal(got.tokens.cpu(), want.tokens)
+        assert torch.equal(got.num_accepted.cpu(), want.num_accepted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_given_probabilities_of_any_size(mode):
+    """Sums of 1e-60 or 1e300 are no float32; their rows are not empty, and nothing of mass 0 is drawn."""
+    sizes = torch.tensor([1e-300, 1e-60, 1e-46, 1e-40, 1.0, 1e38, 1e39, 1e300], dtype=torch.float64)
+    p = torch.zeros(8, 2, 200, dtype=torch.float64)
+    p[:, :, 150], p[:, :, 199] = sizes[:, None], 3 * sizes[:, None]
+    drafts, u = torch.zeros(8, 1, dtype=torch.int64), torch.tensor([[0.5, 0.1]] * 8, dtype=torch.float64)
+    # Against a draft that holds something else, and one whose law lies beside the target's.
+    q = torch.zeros(8, 1, 200, dtype=torch.float64)
+    q[:, 0, 0], q[:, 0, 150] = sizes, sizes / 2
+    for draft in (None, q):
+        want = verify(drafts, p, draft, uniforms=u)
+        assert set(want.tokens[:, 0].tolist()) <= {150, 199}
+        with machine(mode) as m:
+            law = None if draft is None else m.put(draft)
+            got = verify(m.put(drafts), m.put(p), law, uniforms=m.put(u), backend="triton")
+        assert torch.equal(got.tokens.cpu(), want.tokens)
+        assert torch.equal(got.status.cpu(), want.status)

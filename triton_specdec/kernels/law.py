@@ -45,7 +45,7 @@ class Law(NamedTuple):
     log_normalizer: torch.Tensor | tl.tensor  # float64 [rows]
     status: torch.Tensor | tl.tensor  # int32 [rows]
     tile_max: torch.Tensor | tl.tensor  # float32 [rows, T]
-    tile_sum: torch.Tensor | tl.tensor  # float32 [rows, T]
+    tile_sum: torch.Tensor | tl.tensor  # float32 [rows, T]; float64 of probabilities
     num_tiles: int | tl.tensor
     vocab_size: int | tl.tensor
     full_vocab_size: int | tl.tensor
@@ -178,7 +178,7 @@ def _scan_probs_kernel(
     ids = tile[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     raw = tl.load(_start(law, at, zero, ALIGNED) + ids, mask=ids < law.vocab_size, other=0.0).to(tl.float64)
     total = tl.sum(clean(raw), 1)
-    tl.store(law.tile_sum + at * law.num_tiles + tile, total.to(tl.float32), mask=tile < law.num_tiles)
+    tl.store(law.tile_sum + at * law.num_tiles + tile, total, mask=tile < law.num_tiles)
     nan = tl.max((raw != raw).to(tl.int32), axis=None)
     inf = tl.max((raw == float("inf")).to(tl.int32), axis=None)
     negative = tl.max((raw < 0).to(tl.int32), axis=None)
@@ -195,7 +195,8 @@ def law_of(given: FilteredLogits | torch.Tensor) -> tuple[Law, Form]:
     rows, full = data.shape[:-1].numel(), data.shape[-1]
     cut, aligned = tiling(full), is_aligned(full)
     status = torch.zeros(rows, dtype=torch.int32, device=data.device)
-    tile_sum = torch.empty(rows, cut.tiles, dtype=torch.float32, device=data.device)
+    # Whatever a user gives has mass here if it has any: 1e-60 is no float32.
+    tile_sum = torch.empty(rows, cut.tiles, dtype=torch.float64, device=data.device)
     numbers = (tile_sum, status, tile_sum, status, tile_sum)
     law = Law(data, status, *numbers, status, tile_sum, tile_sum, cut.tiles, full, full, *row_strides(data), 0)
     if rows:

@@ -62,12 +62,13 @@ def load_drafts(round, b, steps):
 def count_usable(round, b, vocab_size):
     """Drafts of a row up to its number and to the first id outside."""
     number = tl.load(round.number + b)
-    usable = tl.minimum(number, round.num_drafts).to(tl.int32)
+    # Between 0 and K before it becomes 32 bits wide.
+    usable = tl.maximum(tl.minimum(number, round.num_drafts), 0).to(tl.int32)
     for first in range(0, round.num_drafts, STEPS):
         steps = first + tl.arange(0, STEPS)
         good = is_usable_draft(load_drafts(round, b, steps), steps, number, vocab_size)
         usable = tl.minimum(usable, tl.min(tl.where(good, round.num_drafts, steps), 0).to(tl.int32))
-    return tl.maximum(usable, 0)
+    return usable
 
 
 @triton.jit
@@ -216,7 +217,8 @@ def _residual_kernel(
             Q_ALIGNED,
         )
         place = (b * tl.num_programs(1) + tl.program_id(1)) * target.num_tiles + tile
-        tl.store(mass_ptr + place, tl.sum(weight, 1).to(tl.float32), mask=tile < target.num_tiles)
+        total = tl.sum(weight, 1).to(mass_ptr.dtype.element_ty)
+        tl.store(mass_ptr + place, total, mask=tile < target.num_tiles)
 
 
 @triton.jit
@@ -498,7 +500,9 @@ def verify(
         "Q_MASK": q_form.has_mask,
         "Q_ALIGNED": q_form.aligned,
     }
-    mass = torch.empty(batch, max(steps, 1), cut.tiles, dtype=torch.float32, device=device)
+    # Given probabilities may be of any size; those out of logits are not.
+    wide = torch.float64 if "probs" in (p_form.kind, q_form.kind) else torch.float32
+    mass = torch.empty(batch, max(steps, 1), cut.tiles, dtype=wide, device=device)
     if rule != "coupled" and num_drafts:
         tiles = max(1, RESIDUAL_SLICE // cut.width)
         _residual_kernel[(batch, steps, triton.cdiv(cut.tiles, tiles))](
