@@ -15,9 +15,8 @@ def truncate_lengths_(lengths: NDArray[np.int32], keep: NDArray[np.int32]) -> No
 
 def scrub_(cache: NDArray, first: NDArray, last: NDArray) -> None:
     """Zero the slots first[b] .. last[b] - 1 of a cache [..., B, H, S, D]."""
-    slot = np.arange(cache.shape[-2])
-    dropped = (slot >= first[:, None]) & (slot < last[:, None])
-    cache *= ~dropped[:, None, :, None]
+    for row, (start, stop) in enumerate(zip(np.maximum(first, 0), np.maximum(last, 0), strict=True)):
+        cache[..., row, :, start:stop, :] = 0
 
 
 def truncate_pages_(
