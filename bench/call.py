@@ -78,6 +78,17 @@ def shared(params: Params) -> Filter:
     return params.one
 
 
+def renormed(
+    logits: torch.Tensor, params: Params, top_k_renorm: Callable[..., Any], top_p_renorm: Callable[..., Any]
+) -> torch.Tensor:
+    """Dense probabilities by a softmax and the kernels of a library that renormalise them, one k and p for all rows."""
+    one = shared(params)
+    probs: torch.Tensor = torch.softmax(logits, -1, dtype=torch.float32)
+    if one.top_k:
+        probs = top_k_renorm(probs, one.top_k)
+    return top_p_renorm(probs, one.top_p) if one.top_p < 1 else probs
+
+
 def importable(name: str) -> str | None:
     """Why a module cannot be imported, None where it can."""
     try:

@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triton_specdec import SamplingParams, SpecDecoder
+from triton_specdec.demo.embedded import PROMPTS
+from triton_specdec.demo.paired import rows as rows_of
 from triton_specdec.models import from_transformers, load_embedded_pair, to_transformers
 from triton_specdec.models.embedded import encode
 from triton_specdec.models.llama import LlamaConfig, LlamaModel
@@ -24,12 +26,6 @@ from .call import importable
 from .rows import CALLS, WALL, WALL_GPU, Row
 from .state import State
 
-PROMPTS = (
-    "MIRANDA:\nO, wonder!\nHow many goodly creatures are there here!\n",
-    "KING HENRY V:\nOnce more unto the breach, dear friends, once more;\n",
-    "HAMLET:\nTo be, or not to be: that is the question:\n",
-    "ROSALIND:\nAll the world's a stage,\nAnd all the men and women merely players:\n",
-)
 PLAIN = "transformers plain, batch"
 COUNTS = ("target_forwards", "draft_forwards", "target_tokens_fed", "draft_tokens_fed", "host_reads")
 # Operations whose result the host needs before it can go on: on a GPU each waits for the device.
@@ -113,8 +109,7 @@ def ways(pair: Pair, num_drafts: int, temperature: float) -> dict[str, Callable[
         decoder = SpecDecoder(target, *draft, num_speculative_tokens=num_drafts)
         groups = [slice(None)] if batched else [slice(i, i + 1) for i in range(len(each))]
         outs = [decoder.generate(pair.prompts[g], each[g], **options) for g in groups]
-        texts = [row[:n].tolist() for out in outs for row, n in zip(out.sequences, out.lengths.tolist(), strict=True)]
-        return Decoded(texts, sum(out.stats.host_reads for out in outs))
+        return Decoded([text for out in outs for text in rows_of(out)], sum(out.stats.host_reads for out in outs))
 
     sampled: dict[str, Any] = {"do_sample": False, **options}
     if temperature > 0:

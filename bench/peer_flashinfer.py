@@ -9,7 +9,7 @@ from importlib import import_module
 
 import torch
 
-from .call import Call, dense_draft, importable_on_gpu, shared
+from .call import Call, dense_draft, importable_on_gpu, renormed, shared
 from .cases import Case
 from .inputs import Params, Round, Rows
 
@@ -30,11 +30,7 @@ def unsupported(case: Case) -> str | None:
 
 def _flashinfer_probs(logits: torch.Tensor, params: Params) -> torch.Tensor:
     sampling = import_module("flashinfer.sampling")
-    one = shared(params)
-    probs: torch.Tensor = torch.softmax(logits, -1, dtype=torch.float32)
-    if one.top_k:
-        probs = sampling.top_k_renorm_probs(probs, one.top_k)
-    return sampling.top_p_renorm_probs(probs, one.top_p) if one.top_p < 1 else probs
+    return renormed(logits, params, sampling.top_k_renorm_probs, sampling.top_p_renorm_probs)
 
 
 def filtered(given: Rows) -> Call:

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import torch
 
-from .call import Call, importable_on_gpu, shared
+from .call import Call, importable_on_gpu, renormed
 from .cases import Case
 from .inputs import Params, Round, Rows
 
@@ -29,11 +29,7 @@ def unsupported(case: Case) -> str | None:
 
 def _sglang_probs(logits: torch.Tensor, params: Params) -> torch.Tensor:
     kernels = import_module("sgl_kernel")
-    one = shared(params)
-    probs: torch.Tensor = torch.softmax(logits, -1, dtype=torch.float32)
-    if one.top_k:
-        probs = kernels.top_k_renorm_prob(probs, one.top_k)
-    return kernels.top_p_renorm_prob(probs, one.top_p) if one.top_p < 1 else probs
+    return renormed(logits, params, kernels.top_k_renorm_prob, kernels.top_p_renorm_prob)
 
 
 def filtered(given: Rows) -> Call:

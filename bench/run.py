@@ -137,14 +137,9 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         name = row.status if row.status != "ok" else row.what
         others[name] = others.get(name, 0) + 1
-    loop = decode([row for row in rows if row.status == "ok"]).split("\n\n")[0] if _has_decode(rows) else ""
-    return "\n".join(
-        [*(lines if timed else []), *([loop] if loop else []), ", ".join(f"{name}: {n}" for name, n in others.items())]
-    )
-
-
-def _has_decode(rows: Sequence[Row]) -> bool:
-    return any(row.stage == "decode" and row.status == "ok" for row in rows)
+    loop = [row for row in rows if row.stage == "decode" and row.status == "ok"]
+    parts = [*(lines if timed else []), *([decode(loop).split("\n\n")[0]] if loop else [])]
+    return "\n".join([*parts, ", ".join(f"{name}: {n}" for name, n in others.items())])
 
 
 def _key(row: Row) -> str:

@@ -7,9 +7,12 @@ from typing import Any
 # Layers that keep keys and values of every token, and layers that keep nothing.
 _KEEP_NOTHING = ("mlp", "moe", "dense", "sparse")
 _KEEP_ALL = ("full_attention", "attention", "global")
-_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-# Windows that no type of layer stands for.
-_OTHER_WINDOWS = ("keep_window_size",)
+# Where a config says how far a window reaches, and the type of layer that has one; None: every layer.
+_WINDOWS = {
+    "sliding_window": "sliding_attention",
+    "attention_chunk_size": "chunked_attention",
+    "keep_window_size": None,
+}
 # Where a config names the type of each layer.
 _TYPES = ("layer_types", "layers_block_type", "attention_layers")
 # Rotary embeddings whose frequencies change once a text outgrows the length the model was first trained on: what is in
@@ -49,17 +52,16 @@ def check_rolls_back(model: Any, config: Any, max_length: int) -> None:
     """Raise ValueError for a model whose cache cannot be truncated, with the layers that are to blame."""
     name = type(model).__name__
     types: list[str] = next((t for t in (getattr(config, field, None) for field in _TYPES) if t), [])
-    foreign = sorted({str(t) for t in types} - {*_KEEP_ALL, *_KEEP_NOTHING, *_WINDOWS})
+    foreign = sorted({str(t) for t in types} - {*_KEEP_ALL, *_KEEP_NOTHING, *_WINDOWS.values()})
     if not foreign and getattr(model, "_is_stateful", False):
         foreign = ["recurrent"]
     if foreign:
         raise ValueError(
             f"{name} has layers of type {', '.join(foreign)}: their state cannot be rolled back to the accepted tokens"
         )
-    windows = [*_WINDOWS.items(), *((types[0] if types else "", field) for field in _OTHER_WINDOWS)]
-    for kind, field in windows:
+    for field, kind in _WINDOWS.items():
         window = getattr(config, field, None)
-        used = kind in types if types else getattr(config, "use_sliding_window", True)
+        used = kind is None or kind in types if types else getattr(config, "use_sliding_window", True)
         if window and used and window < max_length:
             raise ValueError(
                 f"{name} has a {field} of {window}, shorter than texts of {max_length} tokens, and a cache of a window "

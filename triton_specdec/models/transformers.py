@@ -14,15 +14,7 @@ from .. import checks
 from .cache import Reach
 from .roll_back import check_rolls_back, longest_text, most_slots
 from .transformers_cache import cache_class
-from .transformers_checks import (
-    CACHE_NAMES,
-    check_is_model,
-    check_is_served,
-    check_mode,
-    check_rows,
-    named,
-    parameters,
-)
+from .transformers_checks import cache_name, check_is_model, check_is_served, check_mode, check_rows, parameters
 
 # A text of any length, for models that name no limit.
 _NO_LIMIT = 2**31 - 1
@@ -46,11 +38,12 @@ class TransformersModel:
     def __init__(self, model: Any, tokenizer: Any, vocab_size: int, max_length: int) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.vocab_size, self.max_length = vocab_size, max_length
-        self.eos_token_id = _eos(model, vocab_size, _width(model, model.config.get_text_config()))
-        self.max_slots = most_slots(model, model.config.get_text_config(), _NO_LIMIT)
+        config = model.config.get_text_config()
+        self.eos_token_id = _eos(model, vocab_size, _width(model, config))
+        self.max_slots = most_slots(model, config, _NO_LIMIT)
         takes = parameters(model)
-        self._cache_name = named(takes, *CACHE_NAMES)
-        self._keep_name = "logits_to_keep" if "logits_to_keep" in takes else None
+        self._cache_name = cache_name(takes)
+        self._can_keep_few = "logits_to_keep" in takes
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +74,7 @@ class TransformersModel:
         batch, count = tokens.shape
         reach = cache.current = cache.reach(count)
         options: dict[str, Any] = {self._cache_name: cache}
-        few = last is not None and self._keep_name is not None and batch < count
+        few = last is not None and self._can_keep_few and batch < count
         if few:
             # Every row's last token, in every row: B * B rows of logits, instead of B * n.
             options["logits_to_keep"] = last

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .transformers import TransformersModel
 
 # What the cache is called in a model's forward: now, and in releases before.
-CACHE_NAMES = ("cache", "past_key_values")
+_CACHE_NAMES = ("cache", "past_key_values")
 _ATTENTION = ("sdpa", "eager")
 
 
@@ -46,7 +46,7 @@ def check_is_served(model: Any, name: str) -> None:
     if len(devices) > 1:
         raise ValueError(f"{name} is spread over {sorted(map(str, devices))}: put it on one device")
     takes = parameters(model)
-    if "position_ids" not in takes or "attention_mask" not in takes or not named(takes, *CACHE_NAMES):
+    if "position_ids" not in takes or "attention_mask" not in takes or not cache_name(takes):
         raise ValueError(f"{name} takes no position_ids, mask or cache: its rows cannot have lengths of their own")
 
 
@@ -69,14 +69,14 @@ def parameters(model: Any) -> Collection[str]:
             continue
         found = inspect.signature(vars(owner)["forward"]).parameters
         names |= set(found)
-        if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in found.values()) or named(names, *CACHE_NAMES):
+        if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in found.values()) or cache_name(names):
             break
     return names
 
 
-def named(takes: Collection[str], *names: str) -> str:
-    """The first of the names that a signature has."""
-    return next((name for name in names if name in takes), "")
+def cache_name(takes: Collection[str]) -> str:
+    """What a signature calls the cache; "" where it takes none."""
+    return next((name for name in _CACHE_NAMES if name in takes), "")
 
 
 @torch.inference_mode()
